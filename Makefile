@@ -1,0 +1,62 @@
+# Every task of the project, on a machine with Python 3.11 or newer, pip and make. `make help` lists them.
+
+PYTHON  ?= python3
+WORKERS ?= 2
+VENV    := .venv
+BIN     := $(VENV)/bin
+# Without the constraints pip is free to choose another torch, so every install goes through this line.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PINS    := pyproject.toml constraints.txt
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --doctest-modules
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow lint format bench docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.installed-demo  ## run the main job on real digits, write out/report.html
+	$(BIN)/intertwine demo --out out
+
+test: $(VENV)/.installed-dev  ## run the test suite and the examples in the docstrings
+	$(PYTEST) -m "not slow" src tests
+
+test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes
+	$(PYTEST) -m slow tests
+
+lint: $(VENV)/.installed-dev  ## check style, layout and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+
+format: $(VENV)/.installed-dev  ## lay the code out and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev  ## run every bench/bench_*.py; the results go to bench/results
+	@set -e; for script in $(wildcard bench/bench_*.py); do echo "$$script"; $(BIN)/python "$$script"; done
+
+docs: $(VENV)/.installed-dev  ## write the generated pages again: every docs/generate_*.py
+	@set -e; for script in $(wildcard docs/generate_*.py); do echo "$$script"; $(BIN)/python "$$script"; done
+
+clean:  ## remove the environment, caches and results
+	rm -rf $(VENV) out build dist .pytest_cache .ruff_cache .pyrefly_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment is made once. pip appears last in a new environment, so it stands for a finished one.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  "intertwine needs Python 3.11 or newer, but $(PYTHON) is missing or older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp per set of extras: a second run installs nothing unless the requirements changed.
+$(VENV)/.installed-demo: $(PINS) | $(BIN)/pip
+	@echo "installing intertwine for the demo ..."
+	$(INSTALL) -e '.[cli,data,plot]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(PINS) | $(BIN)/pip
+	@echo "installing intertwine for development ..."
+	$(INSTALL) -e '.[dev,models]'
+	@touch $@

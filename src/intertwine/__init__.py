@@ -1,0 +1,57 @@
+"""intertwine: find, prove and use the symmetries of any PyTorch network.
+
+The public names are loaded on first use, so that `import intertwine` and `intertwine --help` stay quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from intertwine.errors import CaptureError as CaptureError
+    from intertwine.errors import InputError as InputError
+    from intertwine.errors import IntertwineError as IntertwineError
+    from intertwine.errors import MismatchError as MismatchError
+    from intertwine.errors import RuleError as RuleError
+    from intertwine.graph.registry import rule as rule
+    from intertwine.symmetry.activation import activation_group as activation_group
+    from intertwine.symmetry.element import Element as Element
+    from intertwine.symmetry.symmetry import symmetry as symmetry
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CaptureError": "errors",
+    "InputError": "errors",
+    "IntertwineError": "errors",
+    "MismatchError": "errors",
+    "RuleError": "errors",
+    "rule": "graph.registry",
+    "activation_group": "symmetry.activation",
+    "Element": "symmetry.element",
+    "symmetry": "symmetry.symmetry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"intertwine.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'intertwine' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "__version__"])
+
+
+class _Package(ModuleType):
+    """Some rooms bear the name of their main verb (`intertwine.symmetry`); the verb is what users reach, not the room."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

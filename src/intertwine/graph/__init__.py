@@ -1,0 +1,1 @@
+"""Model → Graph: capture, the algebra of axes, one rule per op."""

@@ -1,0 +1,293 @@
+"""Capture: a PyTorch model and example inputs become a flat list of ATen calls.
+
+`torch.export` (non-strict) runs the forward once on fake tensors; nothing is computed and the model is not changed.
+Higher-order wrappers that only set a context (no_grad, autocast) are inlined. What export refuses ends in a
+`CaptureError` that names the line of the user's code it stopped at.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind, OutputKind
+
+from intertwine.errors import CaptureError, InputError
+
+#: Ops that draw random numbers: a forward that runs one is not a function, so it has no symmetry to speak of.
+RANDOM_OPS = frozenset(
+    "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform uniform_ "
+    "multinomial poisson exponential_ rrelu native_dropout".split()
+)
+#: Context wrappers whose body is run as it is: name of the higher-order op → position of the body among its arguments.
+CONTEXT_WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A use of the value called `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One op: `target(*args, **kwargs)`, its results named `name`, with shapes, source line and module path."""
+
+    name: str
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    shapes: tuple[tuple[int, ...] | None, ...]  # one per result tensor; None for a result that is not a tensor
+    dtype: torch.dtype | None
+    where: str
+    path: str
+
+    @property
+    def place(self) -> str:
+        """Where the call stands, for a reader: `model.py:12` or `layer1.conv2`, or both."""
+        return " in ".join(x for x in (self.where, self.path) if x) or "the model's forward"
+
+    @property
+    def op(self) -> str:
+        return self.target.__name__ if self.target is operator.getitem else str(self.target)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor that enters the graph: a parameter, a buffer, a constant or an input of the model."""
+
+    name: str
+    kind: str  # "parameter" | "buffer" | "constant" | "input"
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    target: str | None = None  # qualified name of the parameter or buffer; tied tensors share the first of their names
+    moves: bool = False  # whether a group element may change it
+    tensor: Tensor | None = field(default=None, compare=False)  # the value of a constant
+
+
+@dataclass(frozen=True)
+class Program:
+    """The captured forward: what enters, the calls in order, what leaves."""
+
+    sources: tuple[Source, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[Ref, ...]
+    training: bool
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+
+def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Program:
+    """Turn `model(*args, **kwargs)` into a `Program`; raises `InputError` or `CaptureError` with what to do next."""
+    check_model(model)
+    exported = _export(model, args, dict(kwargs or {}))
+    sources = tuple(_sources(model, exported))
+    calls: list[Call] = []
+    names = {spec.arg.name: spec.arg.name for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
+    _inline(exported.graph_module, names, "", calls, exported.graph_module)
+    outputs = tuple(
+        Ref(names[spec.arg.name])
+        for spec in exported.graph_signature.output_specs
+        if spec.kind == OutputKind.USER_OUTPUT and getattr(spec.arg, "name", None) in names
+    )
+    program = Program(sources, tuple(calls), outputs, model.training)
+    _refuse_randomness(program)
+    return program
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise `InputError` for what no symmetry can be found of: not a module, meta, quantised, complex or integer."""
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"Asked for the symmetry of a {type(model).__name__}, but a torch.nn.Module is needed. "
+            "Pass the model object itself; load a checkpoint into its module first (model.load_state_dict)."
+        )
+    for module in model.modules():
+        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
+            raise InputError(
+                f"The model holds a quantised layer ({type(module).__name__}); its integer weights have no continuous "
+                "symmetry and cannot be moved. Analyse the float model before it is quantised."
+            )
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise InputError(
+                f"Parameter {name!r} lies on the meta device and has no values. Materialise the model first, for example "
+                "model.to_empty(device='cpu') and load a state dict."
+            )
+        if parameter.is_quantized or not parameter.dtype.is_floating_point:
+            kind = "complex" if parameter.dtype.is_complex else "not floating point"
+            raise InputError(
+                f"Parameter {name!r} is {kind} ({parameter.dtype}); only real floating-point parameters are supported. "
+                "Store complex weights as two real tensors, and integer tables as buffers."
+            )
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    try:
+        with quiet_forward(), torch.no_grad():
+            return torch.export.export(model, args, kwargs, strict=False)
+    except Exception as error:
+        raise _explain(model, args, kwargs, error) from error
+
+
+@contextmanager
+def quiet_forward() -> Iterator[None]:
+    """Run a forward without fused attention fast paths (one opaque op would hide the heads) and without warnings."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
+    """The user's view of a failed export: were the inputs wrong, or does the forward do what cannot be captured?"""
+    given = ", ".join([*(_describe(a) for a in args), *(f"{k}={_describe(v)}" for k, v in kwargs.items())]) or "no inputs"
+    line = _user_line(error)
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    try:
+        with quiet_forward(), torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as plain:
+        reason = str(plain).strip().splitlines()[0] if str(plain).strip() else type(plain).__name__
+        return InputError(
+            f"{type(model).__name__} was called with {given}, and its own forward raised {type(plain).__name__}: {reason} "
+            f"(at {_user_line(plain)}). Pass example inputs the model accepts: intertwine.symmetry(model, *args, **kwargs) "
+            "calls model(*args, **kwargs)."
+        )
+    text = str(error).lower()
+    if "data-dependent" in text or "unbacked" in text or "guard" in text:
+        return CaptureError(
+            f"{type(model).__name__} decides by the values of its data at {line}: {first} Shapes and branches must not depend "
+            "on data. Capture the part before or after that line as a module of its own, or replace the branch by torch.where."
+        )
+    return CaptureError(
+        f"{type(model).__name__} could not be captured with {given}; torch.export stopped at {line}: {first} "
+        "Rewrite that line with plain tensor ops, or capture the submodules around it one by one."
+    )
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype}{tuple(value.shape)}".replace("torch.", "") if isinstance(value, Tensor) else type(value).__name__
+
+
+def _user_line(error: BaseException) -> str:
+    """The deepest line of the traceback that is not torch's own."""
+    home = os.path.dirname(torch.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((home, "<"))]
+    frames = [f for f in frames if os.path.dirname(f.filename) != os.path.dirname(__file__)] or frames
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "an unknown line"
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Every parameter and buffer name → the first name of the same tensor."""
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
+        names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+def _sources(model: nn.Module, exported: torch.export.ExportedProgram) -> Iterator[Source]:
+    tied = tied_names(model)
+    fake = {node.name: node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"}
+    for spec in exported.graph_signature.input_specs:
+        name, target = getattr(spec.arg, "name", ""), spec.target
+        value = fake.get(name)
+        if not isinstance(value, Tensor):
+            continue
+        shape, dtype = tuple(int(s) for s in value.shape), value.dtype
+        if spec.kind == InputKind.PARAMETER:
+            yield Source(name, "parameter", shape, dtype, tied[str(target)], moves=True)
+        elif spec.kind == InputKind.BUFFER and str(target) in tied:
+            # what is not in the checkpoint, or is an index table, is a constant of the architecture
+            moves = bool(spec.persistent) and dtype.is_floating_point
+            yield Source(name, "buffer", shape, dtype, tied[str(target)], moves=moves)
+        elif spec.kind == InputKind.USER_INPUT:
+            yield Source(name, "input", shape, dtype)
+        else:
+            tensor = exported.constants.get(str(target))
+            yield Source(name, "constant", shape, dtype, tensor=tensor if isinstance(tensor, Tensor) else None)
+
+
+def _inline(module: torch.fx.GraphModule, names: dict[str, str], prefix: str, calls: list[Call], root: torch.fx.GraphModule) -> Any:
+    """Append the module's calls to `calls`; `names` maps graph names to value names and is filled on the way."""
+    result: Any = None
+    bodies: dict[str, torch.fx.GraphModule] = {}
+    tuples: dict[str, list[Any]] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            bodies[node.name] = getattr(module, node.target)
+        elif node.op == "output":
+            result = _refs(node.args[0], names)
+        elif node.op == "call_function":
+            wrapper = CONTEXT_WRAPPERS.get(getattr(node.target, "__name__", str(node.target)))
+            if wrapper is not None:
+                body = bodies[node.args[wrapper].name]
+                inner = dict(zip((n.name for n in body.graph.nodes if n.op == "placeholder"), (names[a.name] for a in node.args[wrapper + 1 :]), strict=True))
+                tuples[node.name] = list(_inline(body, inner, f"{prefix}{node.name}.", calls, root))
+            elif node.target is operator.getitem and node.args[0].name in tuples:
+                names[node.name] = tuples[node.args[0].name][node.args[1]].name
+            else:
+                names[node.name] = prefix + node.name
+                calls.append(_call(node, prefix + node.name, names))
+    return result
+
+
+def _call(node: torch.fx.Node, name: str, names: dict[str, str]) -> Call:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    shapes = tuple(tuple(int(s) for s in v.shape) if isinstance(v, Tensor) else None for v in values)
+    dtype = next((v.dtype for v in values if isinstance(v, Tensor)), None)
+    return Call(name, node.target, _refs(node.args, names), _refs(dict(node.kwargs), names), shapes, dtype, _where(node), _path(node))
+
+
+def _refs(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return Ref(names.get(value.name, value.name))
+    if isinstance(value, (list, tuple)):
+        return tuple(_refs(v, names) for v in value)
+    if isinstance(value, dict):
+        return {k: _refs(v, names) for k, v in value.items()}
+    return value
+
+
+def _where(node: torch.fx.Node) -> str:
+    """`file.py:12`, the innermost line of the forward that is not torch's own; empty inside a torch layer."""
+    trace = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    frames = [line for line in trace if line.startswith('File "')]
+    own = [f for f in frames if os.path.dirname(torch.__file__) not in f]
+    if not own:
+        return ""
+    file, line = own[-1].split('"')[1], own[-1].split("line ")[1].split(",")[0]
+    return f"{os.path.basename(file)}:{line}"
+
+
+def _path(node: torch.fx.Node) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def _refuse_randomness(program: Program) -> None:
+    for call in program.calls:
+        op = call.op.removeprefix("aten.").split(".")[0]
+        active_dropout = "dropout" in op and len(call.args) > 2 and call.args[2] is True and call.args[1] != 0
+        if op in RANDOM_OPS or active_dropout:
+            raise InputError(
+                f"The forward draws random numbers ({op} at {call.place}), so it is not one "
+                "function. Call model.eval() first, or set the dropout probability to 0."
+            )

@@ -1,0 +1,190 @@
+"""The graph: every tensor of a captured program with its axes, made by running one rule per call."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from intertwine.errors import RuleError
+from intertwine.graph.capture import Call, Program, Ref, Source
+from intertwine.graph.registry import find_rule
+from intertwine.graph.tape import Tape, Value
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured program, the tape its rules wrote, and the value behind every name.
+
+    `values` holds tensors by their name in the program; `parameters` maps qualified parameter and buffer names to
+    theirs. `sites` maps a module path to the name of the tensor that module returns.
+    """
+
+    program: Program
+    tape: Tape
+    values: Mapping[str, Value]
+    parameters: Mapping[str, Value]
+    sites: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"Graph({len(self.program)} calls, {len(self.parameters)} parameters and buffers, {len(self.tape.meetings)} meetings)"
+
+
+def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> Graph:
+    """Run the rules over a program. Calls named in `distrusted` are treated as if they had no rule."""
+    import intertwine.graph.rules  # noqa: F401  (registers the built-in rules)
+
+    tape = Tape()
+    memory = _Memory(tape)
+    parameters: dict[str, Value] = {}
+    for source in program.sources:
+        memory.values[source.name] = _enter(tape, source, parameters)
+    for call in program.calls:
+        tape.call = call
+        _run(tape, call, memory, distrusted)
+    tape.call = None
+    for ref in program.outputs:
+        value = memory.values.get(ref.name)
+        if isinstance(value, Value):
+            tape.boundary(memory.read(ref.name), "it is an axis of the model's output")
+    tensors = {name: value for name, value in memory.values.items() if isinstance(value, Value)}
+    return Graph(program, tape, tensors, parameters, _sites(program, tensors))
+
+
+def _enter(tape: Tape, source: Source, parameters: dict[str, Value]) -> Value:
+    from intertwine.graph.axes import Atom
+
+    floating = source.dtype.is_floating_point
+    if source.moves and source.target is not None:
+        if source.target not in parameters:
+            parameters[source.target] = tape.value(source.shape, [Atom(n) for n in source.shape], floating, source.target)
+        return parameters[source.target]
+    if source.target is not None:
+        return tape.fixed(source.shape, f"it meets the constant buffer {source.target}", floating)
+    return tape.fixed(source.shape, "it meets an input of the model" if source.kind == "input" else "it meets a constant", floating)
+
+
+class _Memory:
+    """Name → value, with the aliasing that in-place ops need: two names of one storage change together."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.values: dict[str, Any] = {}
+        self._family: dict[str, set[str]] = {}
+        self._stale: dict[str, Value] = {}  # names whose storage was written through another view → the written value
+
+    def read(self, name: str) -> Any:
+        value = self.values[name]
+        if name in self._stale and isinstance(value, Value):
+            written = self._stale.pop(name)
+            why = f"it is written in place through a view ({self.tape.here})"
+            self.tape.boundary(value, why)
+            self.tape.boundary(written, why)
+        return value
+
+    def share(self, name: str, other: str, only_if_shared: bool = False) -> None:
+        if only_if_shared and other not in self._family:
+            return
+        family = self._family.setdefault(other, {other})
+        family.add(name)
+        self._family[name] = family
+
+    def overwrite(self, target: str, result: Value) -> None:
+        old = self.values[target]
+        for name in self._family.get(target, {target}):
+            held = self.values.get(name)
+            if held is old:
+                self.values[name] = result
+            elif isinstance(held, Value) and held is not result:
+                self._stale[name] = result
+
+
+def _run(tape: Tape, call: Call, memory: _Memory, distrusted: frozenset[str]) -> None:
+    if call.target is operator.getitem:
+        source, index = call.args
+        memory.values[call.name] = memory.values[source.name][index]
+        memory.share(call.name, source.name, only_if_shared=True)
+        return
+    args = _substitute(call.args, memory)
+    kwargs = _substitute(dict(call.kwargs), memory)
+    result = _apply(tape, call, args, kwargs, call.name in distrusted)
+    memory.values[call.name] = result
+    first = call.args[0] if call.args and isinstance(call.args[0], Ref) else None
+    if first is not None and _may_alias(call):
+        memory.share(call.name, first.name)
+        if _is_inplace(call) and isinstance(result, Value):
+            memory.overwrite(first.name, result)
+
+
+def _apply(tape: Tape, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], distrusted: bool) -> Any:
+    from intertwine.graph.rules.elementwise import generic_pointwise
+
+    inputs = list(_values((args, kwargs)))
+    found = None if distrusted else find_rule(call.op)
+    if not any(v.live for v in inputs) and not getattr(found, "creates", False):
+        return _pack(call, tape.opaque([], call.shapes, ""))
+    if found is None and not distrusted and torch.Tag.pointwise in getattr(call.target, "tags", ()):
+        found = generic_pointwise
+    if found is None:
+        why = f"the certificate failed at {tape.here}" if distrusted else f"there is no rule for {call.op} ({call.place})"
+        tape.unsupported.append((call.op, call.place))
+        return _pack(call, tape.opaque(inputs, call.shapes, why))
+    try:
+        result = found(tape, *args, **kwargs)
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        raise RuleError(
+            f"The rule for {call.op} ({found.__module__}.{found.__name__}) failed on the call at {call.place}: {error}. "
+            "If the rule is yours, compare its arguments with the op's schema; otherwise report it with this line."
+        ) from error
+    return result
+
+
+def _pack(call: Call, results: tuple[Value | None, ...]) -> Any:
+    return results if len(results) > 1 else results[0] if results else None
+
+
+def _is_inplace(call: Call) -> bool:
+    schema = getattr(call.target, "_schema", None)
+    return schema is not None and bool(schema.arguments) and schema.arguments[0].is_write
+
+
+def _may_alias(call: Call) -> bool:
+    """Whether the result may share storage with the first argument (dropout returns its input when it is inactive)."""
+    schema = getattr(call.target, "_schema", None)
+    return schema is None or "dropout" in schema.name or any(r.alias_info is not None for r in schema.returns)
+
+
+def _substitute(value: Any, memory: _Memory) -> Any:
+    if isinstance(value, Ref):
+        return memory.read(value.name)
+    if isinstance(value, (list, tuple)):
+        return tuple(_substitute(v, memory) for v in value)
+    if isinstance(value, dict):
+        return {k: _substitute(v, memory) for k, v in value.items()}
+    return value
+
+
+def _values(value: Any) -> Iterator[Value]:
+    if isinstance(value, Value):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _values(v)
+    elif isinstance(value, dict):
+        yield from _values(list(value.values()))
+
+
+def _sites(program: Program, values: Mapping[str, Value]) -> dict[str, str]:
+    """Module path → name of the last tensor computed under it, which is what the module returns."""
+    sites: dict[str, str] = {}
+    for call in program.calls:
+        if call.name not in values or (call.target is operator.getitem and call.args[1] != 0):
+            continue
+        path = call.path
+        while path:
+            sites[path] = call.name
+            path = path.rpartition(".")[0]
+    return sites

@@ -1,0 +1,91 @@
+"""Rules for ops that look entries up by position: embedding, index, gather, roll, flip, scans, unfold.
+
+The axis that is indexed keeps its order (another order would be another look-up); all other axes pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from intertwine.graph.registry import rule
+from intertwine.graph.tape import PINNED, Label, Tape, Value
+
+
+@rule("aten.embedding")
+def embedding(t: Tape, weight: Value, indices: Value, *_: Any) -> Value:
+    t.freeze(weight, [0], f"its rows are looked up by index ({t.here})")
+    lead = t.labels(indices)
+    return t.multilinear([[(weight, [None, "feature"]), (indices, lead)]], [*lead, "feature"])
+
+
+@rule("aten.index_select")
+def index_select(t: Tape, x: Value, dim: int, index: Value) -> Value:
+    return _along(t, x, [dim % x.ndim])
+
+
+@rule("aten.roll", "aten.flip", "aten.cumsum", "aten.tril", "aten.triu", "aten.cumsum_", "aten.rot90")
+def rearrange(t: Tape, x: Value, *args: Any, **_: Any) -> Value:
+    """Linear ops that tell positions along some axes apart."""
+    assert t.call is not None
+    name = t.call.op.split(".")[1].removesuffix("_")
+    if name in ("tril", "triu"):
+        dims: Sequence[int] = (x.ndim - 2, x.ndim - 1)
+    elif name == "roll":
+        dims = args[1] if len(args) > 1 else range(x.ndim)
+    else:
+        dims = [args[0]] if isinstance(args[0], int) else args[0]
+    return _along(t, x, [d % x.ndim for d in ([dims] if isinstance(dims, int) else dims)])
+
+
+def _along(t: Tape, x: Value, dims: Sequence[int]) -> Value:
+    labels = [PINNED if d in dims else ("lead", d) for d in range(x.ndim)]
+    return t.multilinear([[(x, labels)]], labels)
+
+
+@rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def index(t: Tape, x: Value, indices: Sequence[Value | None]) -> Value:
+    """`x[:, table]`: indexed axes are replaced by the axes of the tables, in place or in front as in numpy."""
+    used = [i for i, v in enumerate(indices) if v is not None]
+    tables = [indices[i] for i in used]
+    for table in tables:
+        assert table is not None
+        if table.live:
+            t.freeze(table, range(table.ndim), f"it indexes another tensor ({t.here})")
+    ndim = max(v.ndim for v in tables if v is not None)
+    kept: list[Label] = [PINNED if i in used else ("lead", i) for i in range(x.ndim)]
+    adjacent = used == list(range(used[0], used[-1] + 1))
+    at = used[0] if adjacent else 0
+    rest = [label for i, label in enumerate(kept) if i not in used]
+    return t.multilinear([[(x, kept)]], [*rest[:at], *[PINNED] * ndim, *rest[at:]])
+
+
+@rule("aten.gather")
+def gather(t: Tape, x: Value, dim: int, index: Value, **_: Any) -> Value:
+    dim %= x.ndim
+    labels = [PINNED if d == dim or x.shape[d] != index.shape[d] else ("lead", d) for d in range(x.ndim)]
+    return t.joint([(x, labels), (index, labels)], labels)
+
+
+@rule("aten.im2col")
+def unfold_patches(t: Tape, x: Value, kernel: Sequence[int], *_: Any) -> Value:
+    """Patches of an image become columns: channels turn into (channel, kernel row, kernel column)."""
+    labels: list[Label] = ["batch", "channel", PINNED, PINNED] if x.ndim == 4 else ["channel", PINNED, PINNED]
+    lead = labels[:-2]
+    shape = (*x.shape[:-2], kernel[0] * kernel[1], t.shape[-1])
+    return t.reshape(t.multilinear([[(x, labels)]], [*lead, PINNED, PINNED], shape), t.shape)
+
+
+@rule("aten.col2im")
+def fold_patches(t: Tape, x: Value, size: Sequence[int], kernel: Sequence[int], *_: Any) -> Value:
+    area = kernel[0] * kernel[1]
+    x = t.reshape(x, (*x.shape[:-2], x.shape[-2] // area, area, x.shape[-1]))
+    lead: list[Label] = ["batch", "channel"] if x.ndim == 4 else ["channel"]
+    return t.multilinear([[(x, [*lead, PINNED, PINNED])]], [*lead, PINNED, PINNED])
+
+
+@rule("aten.unfold")
+def unfold_windows(t: Tape, x: Value, dim: int, size: int, step: int) -> Value:
+    dim %= x.ndim
+    labels = [PINNED if d == dim else ("lead", d) for d in range(x.ndim)]
+    return t.multilinear([[(x, labels)]], [*labels, PINNED])

@@ -1,0 +1,73 @@
+"""Rules for matrix products: linear layers, matmul in all its spellings, einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from intertwine.graph.registry import rule
+from intertwine.graph.tape import Label, Tape, Value
+
+
+@rule("aten.linear")
+def linear(t: Tape, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    lead = t.labels(x, 1)
+    if weight.ndim == 1:
+        return t.multilinear([[(x, [*lead, "in"]), (weight, ["in"])], [(bias, [])]], lead)
+    return t.multilinear([[(x, [*lead, "in"]), (weight, ["out", "in"])], [(bias, ["out"])]], [*lead, "out"])
+
+
+@rule("aten.bilinear")
+def bilinear(t: Tape, a: Value, b: Value, weight: Value, bias: Value | None = None) -> Value:
+    lead = t.labels(a, 1)
+    terms = [[(a, [*lead, "left"]), (b, [*lead, "right"]), (weight, ["out", "left", "right"])], [(bias, ["out"])]]
+    return t.multilinear(terms, [*lead, "out"])
+
+
+@rule("aten.matmul", "aten.mm", "aten.bmm", "aten.mv", "aten.dot", "aten.__matmul__")
+def matmul(t: Tape, a: Value, b: Value, **_: object) -> Value:
+    labels_a, labels_b, out = matmul_labels(a.shape, b.shape)
+    return t.multilinear([[(a, labels_a), (b, labels_b)]], out)
+
+
+@rule("aten.addmm", "aten.baddbmm", "aten.addbmm", "aten.addmv")
+def addmm(t: Tape, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
+    labels_a, labels_b, out = matmul_labels(a.shape, b.shape)
+    own = out[len(out) - bias.ndim :]
+    own = [label if n == t.shape[i - bias.ndim] else None for i, (label, n) in enumerate(zip(own, bias.shape, strict=True))]
+    # with beta = 0 the bias is ignored by the op, whatever its values are
+    return t.multilinear([[(a, labels_a), (b, labels_b)], *([[(bias, own)]] if beta != 0 else [])], out)
+
+
+@rule("aten.einsum")
+def einsum(t: Tape, equation: str, operands: Sequence[Value], **_: object) -> Value:
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    wild = max((v.ndim - len(term.replace("...", "")) for v, term in zip(operands, terms, strict=True) if "..." in term), default=0)
+    labels = [_spell(term, v.ndim, wild) for v, term in zip(operands, terms, strict=True)]
+    letters = [x for term in terms for x in term.replace("...", "")]
+    implicit = "..." * ("..." in inputs) + "".join(sorted(x for x in set(letters) if letters.count(x) == 1))
+    out = _spell(output if arrow else implicit, len(t.shape), wild)
+    return t.multilinear([[(v, own) for v, own in zip(operands, labels, strict=True)]], out)
+
+
+def _spell(term: str, ndim: int, wild: int) -> list[Label]:
+    before, dots, after = term.partition("...")
+    hidden = ndim - len(before) - len(after) if dots else 0
+    return [*before, *(("...", wild - hidden + i) for i in range(hidden)), *after]
+
+
+def matmul_labels(a: Sequence[int], b: Sequence[int]) -> tuple[list[Label | None], list[Label | None], list[Label]]:
+    """Labels of a, b and the result of a matrix product with broadcast batch axes."""
+    batch_a, batch_b = list(a[:-2]), list(b[:-2])
+    depth = max(len(batch_a), len(batch_b))
+    out: list[Label] = [("batch", i) for i in range(depth)]
+
+    def lead(batch: list[int], other: list[int]) -> list[Label | None]:
+        full = [1] * (depth - len(other)) + other
+        shift = depth - len(batch)
+        return [None if n == 1 and full[shift + i] != 1 else ("batch", shift + i) for i, n in enumerate(batch)]
+
+    labels_a = [*lead(batch_a, batch_b), *(["row"] if len(a) > 1 else []), "inner"]
+    labels_b = [*lead(batch_b, batch_a), "inner", *(["column"] if len(b) > 1 else [])]
+    out += (["row"] if len(a) > 1 else []) + (["column"] if len(b) > 1 else [])
+    return labels_a, labels_b, out

@@ -1,0 +1,102 @@
+"""Rules for normalisations: batch, layer, group, instance, RMS and local response norm, and weight norm.
+
+A normalisation divides its input's scale out; what scale its output carries is the scale of its own weight and bias.
+Because of eps that is exact only where the statistics are stored (batch norm in evaluation mode), so elsewhere the
+input may not be scaled at all; signs pass wherever the mean of the axis itself is not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from intertwine.graph.registry import rule
+from intertwine.graph.rules.elementwise import out_labels
+from intertwine.graph.tape import Label, Law, NormFold, Tape, Value
+
+Equations = tuple[dict[int, int], ...]
+
+
+@rule("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")
+def batch_norm(t: Tape, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: object) -> Value:
+    stored = not training and mean is not None
+    return _channel_norm(t, x, weight, bias, mean, var, eps, stored)
+
+
+@rule("aten.instance_norm")
+def instance_norm(t: Tape, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None, use_input_stats: bool, momentum: float, eps: float, *_: object) -> Value:
+    return _channel_norm(t, x, weight, bias, mean, var, eps, stored=not use_input_stats)
+
+
+def _channel_norm(t: Tape, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None, eps: float, stored: bool) -> Value:
+    labels = out_labels(t)
+    channel = labels[1]
+    given = {"x": x, "weight": weight, "bias": bias, "mean": mean, "var": var}
+    names = [name for name, v in given.items() if v is not None] + ["out"]
+    if var is not None:
+        t.variances[var.name] = eps
+    real = [{"mean": 1, "x": -1}, {"var": 1, "x": -2}, {"out": 1, "weight": -1}, {"bias": 1, "out": -1}]
+    if not stored:
+        real.append({"x": 1})
+    sign = [{"mean": 1, "x": 1}, {"var": 1}, {"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}]
+    law = Law(_number(real, names), _number(sign, names))
+    operands = [(v, labels if name == "x" else [channel]) for name, v in given.items()]
+    mixes = () if stored else [label for label in labels if label != channel]
+    return t.joint(operands, labels, mixes=mixes, laws={channel: law})
+
+
+def _number(equations: Sequence[dict[str, int]], names: Sequence[str]) -> Equations:
+    """Equations by name → by position; an absent tensor has no scale, and an equation about an absent one is dropped."""
+    kept = [e for e in equations if next(iter(e)) in names]
+    return tuple({names.index(name): c for name, c in e.items() if name in names} for e in kept)
+
+
+@rule("aten.layer_norm")
+def layer_norm(t: Tape, x: Value, shape: Sequence[int], weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5, *_: object) -> Value:
+    return normalise(t, x, out_labels(t)[x.ndim - len(shape) :], weight, bias, centred=True)
+
+
+@rule("aten.rms_norm", "aten._fused_rms_norm")
+def rms_norm(t: Tape, x: Value, shape: Sequence[int], weight: Value | None = None, eps: float | None = None) -> Value:
+    return normalise(t, x, out_labels(t)[x.ndim - len(shape) :], weight, None, centred=False)
+
+
+def normalise(t: Tape, x: Value, over: Sequence[Label], weight: Value | None, bias: Value | None, centred: bool) -> Value:
+    """Normalise over some axes of `x`, then scale and shift by tensors that span the same axes."""
+    labels = out_labels(t)
+    operands = [(v, own) for v, own in ((x, labels), (weight, list(over)), (bias, list(over))) if v is not None]
+    names = ["x", *(["weight"] if weight is not None else []), *(["bias"] if bias is not None else []), "out"]
+    real = [{"x": 1}, {"out": 1, "weight": -1}, {"bias": 1, "out": -1}]
+    sign = [{"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}, *([{"x": 1}] if centred else [])]
+    law = Law(_number(real, names), _number(sign, names))
+    fold = NormFold("layer" if centred else "rms", over[0], weight, bias) if len(over) == 1 else None
+    return t.joint(operands, labels, mixes=over, laws={label: law for label in over}, norm=fold)
+
+
+@rule("aten.group_norm")
+def group_norm(t: Tape, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5, *_: object) -> Value:
+    within = x.shape[1] // groups
+    shape = (x.shape[0], groups, within, *x.shape[2:])
+    grouped = t.reshape(x, shape)
+    weight, bias = (None if v is None else t.reshape(v, (groups, within)) for v in (weight, bias))
+    labels: list[Label] = [("lead", i) for i in range(len(shape))]
+    names = ["x", *(["weight"] if weight is not None else []), *(["bias"] if bias is not None else []), "out"]
+    affine = [{"x": 1}, {"out": 1, "weight": -1}, {"bias": 1, "out": -1}]
+    law = Law(_number(affine, names), _number(affine, names))
+    operands = [(grouped, labels), (weight, labels[1:3]), (bias, labels[1:3])]
+    result = t.joint(operands, labels, shape, mixes=labels[2:], laws={labels[1]: law, labels[2]: law})
+    return t.reshape(result, x.shape)
+
+
+@rule("aten._weight_norm", "aten._weight_norm_interface")
+def weight_norm(t: Tape, v: Value, g: Value, dim: int = 0) -> Value:
+    labels = t.labels(v)
+    own = [label if n == v.shape[i] else None for i, (label, n) in enumerate(zip(labels, g.shape, strict=True))]
+    laws = {}
+    for i, label in enumerate(labels):
+        if own[i] is not None:  # direction divides its own scale out, length carries it
+            laws[label] = Law(({2: 1, 1: -1},), ({0: 1, 1: 1, 2: 1},))
+        else:  # a norm is taken along this axis: signs pass, scales do not
+            laws[label] = Law(({0: 1}, {2: 1}), ({0: 1, 2: 1},))
+    result = t.joint([(v, labels), (g, own)], labels, v.shape, mixes=[x for i, x in enumerate(labels) if own[i] is None], laws=laws)
+    assert t.call is not None
+    return (result, t.fixed(t.call.shapes[1])) if len(t.call.shapes) > 1 and t.call.shapes[1] is not None else result

@@ -1,0 +1,457 @@
+"""The tape: what rules write on. It holds every tensor's axes and every *meeting* of axes in an op.
+
+A rule has the signature of its op, with a `Tape` in front; it says which axes meet by giving them the same label:
+
+    @rule("aten.linear.default")
+    def linear(t, x, weight, bias=None):
+        lead = t.labels(x, 1)
+        return t.multilinear([[(x, [*lead, "in"]), (weight, ["out", "in"])], [(bias, ["out"])]], [*lead, "out"])
+
+From the labels the tape unifies axes at once (permutations), and keeps the meeting, from which the scales, the signs,
+the fibres and the linear axes are solved for later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+
+from intertwine.graph import axes as ax
+from intertwine.graph.axes import Atom, Axis, Fixed
+from intertwine.graph.capture import Call
+
+Label = Hashable
+Shape = tuple[int, ...]
+
+
+class _Pinned:
+    """The label of an axis along which positions matter: it is frozen, and no scale acts on it."""
+
+    def __repr__(self) -> str:
+        return "PINNED"
+
+
+PINNED = _Pinned()
+
+
+class Value:
+    """A tensor of the graph: its name, shape and one axis expression per dimension.
+
+    Reshapes and permutes are lazy: their axes are worked out when something other than another view looks at them, so
+    that a slice of a reshaped tensor can be read as a slice of the tensor itself (a fused qkv projection).
+    """
+
+    __slots__ = ("name", "shape", "floating", "_axes", "view", "_tape")
+
+    def __init__(self, name: str, shape: Shape, axes: Sequence[Axis] | None, floating: bool, tape: Tape) -> None:
+        self.name = name
+        self.shape = shape
+        self.floating = floating
+        self._axes = None if axes is None else list(axes)
+        self.view: tuple[Value, tuple[int, ...] | None] | None = None  # (source, permutation or None for a reshape)
+        self._tape = tape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def lazy(self) -> bool:
+        return self._axes is None
+
+    @property
+    def axes(self) -> list[Axis]:
+        if self._axes is None:
+            self._tape.materialise(self)
+        assert self._axes is not None
+        return self._axes
+
+    @property
+    def live(self) -> bool:
+        """Whether any atom stands in its axes; without working out the axes of a lazy view."""
+        value = self
+        while value._axes is None and value.view is not None:
+            value = value.view[0]
+        return any(True for axis in value.axes for _ in ax.atoms(axis))
+
+    def __repr__(self) -> str:
+        return f"Value({self.name}, {self.shape})"
+
+
+@dataclass(frozen=True)
+class Window:
+    """The stretch `start … start + size` of an axis of a value, under the label it has in a meeting."""
+
+    axis: int
+    label: Label
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor in a meeting, with the windows of its axes that take part. Axes without a window may not be scaled."""
+
+    value: Value
+    windows: tuple[Window, ...]
+
+
+@dataclass(frozen=True)
+class Law:
+    """How scales and signs pass a meeting along one label: equations Σ coefficient · exponent(operand) = 0.
+
+    `real` is for positive scales, `sign` for ±1 (modulo 2). An operand in none of the equations is not constrained.
+    `linear`: an arbitrary invertible matrix along this axis passes too (contragredient where the coefficient says so).
+    """
+
+    real: tuple[dict[int, int], ...] = ()
+    sign: tuple[dict[int, int], ...] = ()
+    linear: bool = False
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """The law of an elementwise function: what passes is decided by its intertwiner group (operands 0 → 1)."""
+
+    fn: Callable[[torch.Tensor], torch.Tensor]
+    key: str
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Axes that meet in one op. `mixes`: labels along which the op is a symmetric but non-linear reduction."""
+
+    call: Call | None
+    operands: tuple[Operand, ...]
+    laws: dict[Label, Law | Pointwise]
+    mixes: frozenset[Label] = frozenset()
+    norm: NormFold | None = None
+
+
+@dataclass(frozen=True)
+class NormFold:
+    """A normalisation whose affine part could be folded away: what an orthogonal map on its axis must respect."""
+
+    kind: str  # "rms" | "layer"
+    label: Label
+    weight: Value | None
+    bias: Value | None
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """A meeting of a tensor with its own reshape: the same numbers in the same order."""
+
+    source: Value
+    result: Value
+
+
+Factor = tuple["Value | None", Sequence[Label | None]]
+
+
+@dataclass
+class Tape:
+    """Everything the rules have said about the graph so far."""
+
+    meetings: list[Meeting | Reshaped] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    variances: dict[str, float] = field(default_factory=dict)  # running variances: value name → eps
+    unsupported: list[tuple[str, str]] = field(default_factory=list)
+    call: Call | None = None
+
+    # -- what a rule may ask ---------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the current op's (first) result."""
+        assert self.call is not None and self.call.shapes[0] is not None
+        return self.call.shapes[0]
+
+    @property
+    def here(self) -> str:
+        """The current op and source line, for reasons."""
+        if self.call is None:
+            return "the model's boundary"
+        return f"{self.call.op.removeprefix('aten.').split('.')[0]} at {self.call.place}"
+
+    @staticmethod
+    def labels(x: Value, drop: int = 0) -> list[Label]:
+        """Fresh labels for the leading axes of `x`, all but the last `drop`."""
+        return [("lead", i) for i in range(x.ndim - drop)]
+
+    # -- making values ---------------------------------------------------------------------------------------------
+
+    def value(self, shape: Shape, axes: Sequence[Axis] | None, floating: bool = True, name: str | None = None) -> Value:
+        result = Value(name or f"%{len(self.values)}", shape, axes, floating, self)
+        self.values.append(result)
+        return result
+
+    def fixed(self, shape: Shape, why: str = "", floating: bool = True) -> Value:
+        """A tensor on which nothing acts."""
+        return self.value(shape, [Fixed(n, why) for n in shape], floating)
+
+    def uniform(self, shape: Shape, zero: bool = False) -> Value:
+        """A tensor that is constant along every axis: any permutation acts on it, and any scale if it is zero."""
+        result = self.value(shape, [Atom(n) for n in shape])
+        if not zero:
+            self._meet([(result, self.labels(result))], {label: _ZERO for label in self.labels(result)}, 1)
+        return result
+
+    def freeze(self, x: Value, dims: Iterable[int], why: str) -> None:
+        """Permit only the identity permutation on some axes of `x`."""
+        for dim in dims:
+            ax.freeze(x.axes[dim], why)
+
+    # -- the primitive ops -----------------------------------------------------------------------------------------
+
+    def multilinear(self, terms: Sequence[Sequence[Factor | tuple[Value, Sequence[Label | None], int]]], out: Sequence[Label], shape: Shape | None = None) -> Value:
+        """A sum of terms, each a product of tensors, summed over the labels that are not in `out`.
+
+        Linear layers, convolutions, einsum, sums, products, transposes and broadcasts are all of this form. A third entry
+        in a factor is its power (−1 for a divisor). A factor whose value is None is left out, and so is an empty term.
+        """
+        shape = self.shape if shape is None else shape
+        kept = [[(f[0], f[1], f[2] if len(f) > 2 else 1) for f in term if f[0] is not None] for term in terms]
+        kept = [term for term, original in zip(kept, terms, strict=True) if term or not original]
+        factors = [factor for term in kept for factor in term]
+        operands = [(v, labels) for v, labels, _ in factors]
+        result = self._joined(operands, out, shape)
+        numbered, position = [], 0
+        for term in kept:
+            numbered.append([(position + i, power) for i, (_, _, power) in enumerate(term)])
+            position += len(term)
+        seen = {label for _, labels in [*operands, (result, out)] for label in labels if _is_label(label)}
+        laws = {label: _multilinear_law(label, numbered, [labels for _, labels in operands], label in out, position) for label in seen}
+        self._meet([*operands, (result, out)], laws, len(operands) + 1)
+        return result
+
+    def pointwise(self, fn: Callable[[torch.Tensor], torch.Tensor], x: Value, key: str) -> Value:
+        """An elementwise function of one tensor; its intertwiner group decides what passes."""
+        labels = self.labels(x)
+        result = self.value(x.shape, list(x.axes))
+        self._meet([(x, labels), (result, labels)], {label: Pointwise(fn, key) for label in labels}, 2)
+        return result
+
+    def joint(self, operands: Sequence[Factor], out: Sequence[Label], shape: Shape | None = None, mixes: Iterable[Label] = (), laws: dict[Label, Law] | None = None, norm: NormFold | None = None) -> Value:
+        """An op that treats the positions of each label alike but passes no scale (unless `laws` says so)."""
+        shape = self.shape if shape is None else shape
+        present = [(v, labels) for v, labels in operands if v is not None]
+        result = self._joined(present, out, shape)
+        every = [*present, (result, out)]
+        seen = {label for _, labels in every for label in labels if _is_label(label)}
+        zero = Law(*(tuple({i: 1} for i in range(len(every))),) * 2)
+        given = laws or {}
+        self._meet(every, {label: given.get(label, zero) for label in seen}, len(every), frozenset(mixes), norm)
+        return result
+
+    def opaque(self, inputs: Iterable[Value], shapes: Iterable[Shape | None], why: str) -> tuple[Value | None, ...]:
+        """An op nothing is known of: every axis it touches is frozen and unscaled."""
+        touched = [v for v in inputs if any(True for axis in v.axes for _ in ax.atoms(axis))]
+        for v in touched:
+            self.freeze(v, range(v.ndim), why)
+            self._meet([(v, [None] * v.ndim)], {}, 1)
+        return tuple(None if shape is None else self.fixed(shape, why if touched else "") for shape in shapes)
+
+    def permute(self, x: Value, order: Sequence[int]) -> Value:
+        order = tuple(d % x.ndim for d in order)
+        result = self.value(tuple(x.shape[d] for d in order), None, x.floating)
+        result.view = (x, order)
+        return result
+
+    def reshape(self, x: Value, shape: Shape) -> Value:
+        if tuple(shape) == x.shape:
+            return x
+        result = self.value(tuple(shape), None, x.floating)
+        result.view = (x, None)
+        return result
+
+    def narrow(self, x: Value, dim: int, start: int, length: int) -> Value:
+        """The slice `start … start + length` of one axis, read through lazy views where that keeps blocks apart."""
+        if x.shape[dim] == length:
+            return x
+        pulled = self._narrow_view(x, dim, start, length) if x.lazy else None
+        if pulled is not None:
+            return pulled
+        shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+        parts = list(x.axes)
+        parts[dim] = ax.block(parts[dim], start, length, f"sliced inside a larger unit ({self.here})")
+        if isinstance(ax.resolve(parts[dim]), Fixed):
+            self._meet([(x, [None if d == dim else ("lead", d) for d in range(x.ndim)])], {}, 1)
+        result = self.value(shape, parts, x.floating)
+        labels = self.labels(x)
+        windows = [Window(d, labels[d], start if d == dim else 0, shape[d]) for d in range(x.ndim)]
+        full = [Window(d, labels[d], 0, shape[d]) for d in range(x.ndim)]
+        operands = (Operand(x, tuple(windows)), Operand(result, tuple(full)))
+        self.meetings.append(Meeting(self.call, operands, {label: _SAME for label in labels}))
+        return result
+
+    def concat(self, xs: Sequence[Value], dim: int) -> Value:
+        """Tensors laid one after the other along `dim`; all other axes meet."""
+        xs = [x for x in xs if x.shape != (0,)]
+        dim %= xs[0].ndim
+        size = sum(x.shape[dim] for x in xs)
+        shape = (*xs[0].shape[:dim], size, *xs[0].shape[dim + 1 :])
+        labels = self.labels(xs[0])
+        for x in xs[1:]:
+            for d in range(x.ndim):
+                if d != dim:
+                    ax.unify(xs[0].axes[d], x.axes[d], f"joined in {self.here}")
+        joined = [ax.concat([x.axes[dim] for x in xs]) if d == dim else xs[0].axes[d] for d in range(xs[0].ndim)]
+        result = self.value(shape, joined, xs[0].floating)
+        operands, blocks, offset = [], [], 0
+        for i, x in enumerate(xs):
+            own = [Window(d, ("block", i) if d == dim else labels[d], 0, x.shape[d]) for d in range(x.ndim)]
+            operands.append(Operand(x, tuple(own)))
+            blocks.append(Window(dim, ("block", i), offset, x.shape[dim]))
+            offset += x.shape[dim]
+        rest = [Window(d, labels[d], 0, shape[d]) for d in range(len(shape)) if d != dim]
+        operands.append(Operand(result, (*rest, *blocks)))
+        last = len(xs)
+        laws: dict[Label, Law | Pointwise] = {("block", i): _pair(i, last) for i in range(last)}
+        equal = tuple({i: 1, last: -1} for i in range(last))
+        laws |= {labels[d]: Law(equal, equal, linear=True) for d in range(len(shape)) if d != dim}
+        self.meetings.append(Meeting(self.call, tuple(operands), laws))
+        return result
+
+    def boundary(self, x: Value, why: str) -> None:
+        """Nothing may act on this tensor: it is an input or an output of the model."""
+        self.freeze(x, range(x.ndim), why)
+        self._meet([(x, [None] * x.ndim)], {}, 1)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _joined(self, operands: Sequence[tuple[Value, Sequence[Label | None]]], out: Sequence[Label], shape: Shape) -> Value:
+        """Unify the axes that share a label and make the result tensor."""
+        axis_of: dict[Label, Axis] = {}
+        positions = f"positions along it matter to {self.here}"
+        for value, labels in operands:
+            if len(labels) != value.ndim:
+                raise ValueError(f"{len(labels)} labels for a tensor of shape {value.shape} in {self.here}")
+            for axis, label in zip(value.axes, labels, strict=True):
+                if label is PINNED:
+                    ax.freeze(axis, positions)
+                elif label is not None and label in axis_of:
+                    ax.unify(axis_of[label], axis, f"meets an axis that cannot move in {self.here}")
+                elif label is not None:
+                    axis_of[label] = axis
+        made = [Fixed(n, positions) if label is PINNED else axis_of.get(label, Atom(n)) for label, n in zip(out, shape, strict=True)]
+        return self.value(shape, made)
+
+    def _meet(self, operands: Sequence[tuple[Value, Sequence[Label | None]]], laws: dict[Label, Any], count: int, mixes: frozenset[Label] = frozenset(), norm: NormFold | None = None) -> None:
+        made = tuple(
+            Operand(v, tuple(Window(d, label, 0, v.shape[d]) for d, label in enumerate(labels) if _is_label(label))) for v, labels in operands
+        )
+        assert len(made) == count
+        self.meetings.append(Meeting(self.call, made, laws, mixes, norm))
+
+    def materialise(self, x: Value) -> None:
+        """Work out the axes of a lazy view."""
+        assert x.view is not None
+        source, order = x.view
+        if order is not None:
+            x._axes = [source.axes[d] for d in order]
+            labels = self.labels(source)
+            self._meet([(source, labels), (x, [labels[d] for d in order])], {label: _SAME for label in labels}, 2)
+            return
+        regrouped = _regroup(source.axes, x.shape)
+        if regrouped is None:
+            why = f"reshaped from {source.shape} to {x.shape}, which cuts through its units ({self.here})"
+            x._axes = [Fixed(n, why) for n in x.shape]
+            self.boundary(source, why)
+            return
+        x._axes = regrouped
+        self.meetings.append(Reshaped(source, x))
+
+    def _narrow_view(self, x: Value, dim: int, start: int, length: int) -> Value | None:
+        """Slice the source of a lazy view instead of the view; None when the slice is not one block of the source."""
+        assert x.view is not None
+        source, order = x.view
+        shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+        if order is not None:
+            return self.permute(self.narrow(source, order[dim], start, length), order)
+        found = _source_dim(source.shape, x.shape, dim)
+        if found is None:
+            return None
+        source_dim, outer, inner = found
+        if outer > 1:
+            if inner == 1:
+                return None
+            paired = (*source.shape[:source_dim], outer, source.shape[source_dim] // outer, *source.shape[source_dim + 1 :])
+            inside = self.reshape(source, paired)
+            inside.axes  # the outer factor is a unit of its own from here on
+            source, source_dim = inside, source_dim + 1
+        return self.reshape(self.narrow(source, source_dim, start * inner, length * inner), shape)
+
+
+def _pair(a: int, b: int) -> Law:
+    return Law(({a: 1, b: -1},), ({a: 1, b: 1},), linear=True)
+
+
+_SAME = _pair(0, 1)
+_ZERO = Law(({0: 1},), ({0: 1},))
+
+
+def _is_label(label: Label | None) -> bool:
+    return label is not None and label is not PINNED
+
+
+def _multilinear_law(label: Label, terms: list[list[tuple[int, int]]], labels: list[Sequence[Label | None]], in_out: bool, out: int) -> Law:
+    """The equations of one label in a sum of products (see `Tape.multilinear`)."""
+    equations: list[dict[int, int]] = []
+    linear = True
+    for term in terms:
+        holders = [(i, power) for i, power in term if label in labels[i]]
+        equation = {i: power for i, power in holders}
+        if in_out:
+            equation[out] = -1
+            linear &= len(holders) == 1 and holders[0][1] == 1
+        elif holders:
+            linear &= len(holders) == 2 and all(power == 1 for _, power in holders)
+        if equation:
+            equations.append(equation)
+    return Law(tuple(equations), tuple(equations), linear)
+
+
+def _regroup(axes: Sequence[Axis], shape: Shape) -> list[Axis] | None:
+    """Regroup the factors of some axes, in order, into axes of the given sizes; None when the factors do not allow it."""
+    queue = [f for axis in axes for f in ax.factors_of(ax.resolve(axis)) if f.size != 1]
+    if 0 in shape or any(f.size == 0 for f in queue):
+        return [Fixed(n) for n in shape]
+    result: list[Axis] = []
+    for size in shape:
+        taken: list[Axis] = []
+        while size > 1:
+            factor = ax.resolve(queue.pop(0))
+            if isinstance(factor, ax.Product):  # a factor split a moment ago
+                queue[:0] = factor.factors
+                continue
+            if size % factor.size == 0:
+                taken.append(factor)
+                size //= factor.size
+                continue
+            parts = ax.split(factor, size) if factor.size % size == 0 else None
+            if parts is None:
+                return None
+            taken.append(parts[0])
+            queue.insert(0, parts[1])
+            size = 1
+        result.append(ax.product(taken) if taken else Fixed(1))
+    return result
+
+
+def _source_dim(source: Shape, shape: Shape, dim: int) -> tuple[int, int, int] | None:
+    """Which axis of `source` the axis `dim` of its reshape lies in, and the sizes before and after it inside that axis."""
+    before, after = prod(shape[:dim]), prod(shape[dim + 1 :])
+    left = 1
+    for d, n in enumerate(source):
+        right = prod(source[d + 1 :])
+        if n > 1 and before % left == 0 and after % right == 0 and n % (before // left) == 0:
+            outer, inner = before // left, after // right
+            if outer * shape[dim] * inner == n:
+                return d, outer, inner
+        left *= n
+    return None

@@ -1,0 +1,1 @@
+"""Graph → Symmetry: wires and their groups, elements and their action, certificates."""

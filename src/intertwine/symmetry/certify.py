@@ -1,0 +1,207 @@
+"""Certificates: random elements act, the function is measured in float64, and what fails is found and frozen.
+
+Two independent measurements. The model itself is run before and after a random move and its outputs are compared. The
+captured program is run in step on both, and every hidden tensor is compared with what the layouts predict; that gives
+an error per wire and, when something is wrong, the op at which it went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from intertwine.errors import InputError
+from intertwine.graph.capture import Program, Ref, tied_names
+from intertwine.symmetry.exact import float64_forward, generic_copy, to_float64
+from intertwine.symmetry.layout import Layout, Leaf, Plus, Times, Tree, act
+
+if TYPE_CHECKING:
+    from intertwine.symmetry.element import Element
+    from intertwine.symmetry.symmetry import Symmetry
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An op at which the certificate failed: what, where, the wires it touches and the error there."""
+
+    op: str
+    place: str
+    wires: tuple[str, ...]
+    error: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The proof that a symmetry holds on a model.
+
+    `max_error`: largest relative change of an output under random elements, in float64. `per_wire`: the same for the
+    hidden features each wire moves. `broken`: ops at which the symmetry as found was wrong; `symmetry` is the one that
+    holds (with those ops' axes frozen), the same object as before when nothing was broken. `vacuous` says that the
+    outputs do not depend on the weights at all, so that nothing was proved.
+    """
+
+    ok: bool
+    max_error: float
+    trials: int
+    per_wire: Mapping[str, float]
+    broken: tuple[Broken, ...]
+    vacuous: bool
+    symmetry: Symmetry = field(repr=False)
+
+    def __repr__(self) -> str:
+        verdict = "holds" if self.ok else "does not hold"
+        extra = f"; {len(self.broken)} op(s) frozen after failing" if self.broken else ""
+        extra += "; vacuous: the outputs do not depend on the weights" if self.vacuous else ""
+        worst = max(self.per_wire.values(), default=0.0)
+        return f"Certificate({verdict}: outputs change by {self.max_error:.1e}, hidden features by {worst:.1e} from prediction over {self.trials} random elements{extra})"
+
+    def to_dict(self) -> dict[str, Any]:
+        broken = [vars(b) for b in self.broken]
+        return {"ok": self.ok, "max_error": self.max_error, "trials": self.trials, "vacuous": self.vacuous, "per_wire": dict(self.per_wire), "broken": broken}
+
+
+def certify(symmetry: Symmetry, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], trials: int = 3, seed: int = 0, tolerance: float = TOLERANCE, per_wire: bool = True) -> Certificate:
+    """See `Symmetry.certify`."""
+    _check_finite(model)
+    generic = generic_copy(model, seed)
+    inputs = to_float64((args, dict(kwargs)))
+    broken: list[Broken] = []
+    while True:
+        error, reference = _measure(symmetry, generic, inputs, trials, seed)
+        local: dict[str, float] = {}
+        if per_wire or error > tolerance:
+            local, culprit = _walk(symmetry, generic, inputs, symmetry.random(seed), tolerance)
+            if culprit is not None and (error > tolerance or per_wire):
+                call, bad = culprit
+                broken.append(bad)
+                symmetry = symmetry._distrusting(call)
+                continue
+        vacuous = _is_vacuous(generic, inputs, reference, seed)
+        ok = error <= tolerance and all(e <= tolerance * 1e3 for e in local.values())
+        return Certificate(ok, error, trials, local, tuple(broken), vacuous, symmetry)
+
+
+def _check_finite(model: nn.Module) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and "mask" not in name and bool(tensor.isnan().any()):
+            raise InputError(f"{name!r} holds NaN, so the model's function cannot be compared with itself. Repair or retrain the checkpoint first.")
+
+
+def _run(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
+    args, kwargs = to_float64(inputs)
+    with float64_forward():
+        return [v for v in tree_leaves(model(*args, **kwargs)) if isinstance(v, Tensor)]
+
+
+def relative_error(a: Tensor, b: Tensor) -> float:
+    """Largest difference, relative to the largest entry; infinities must agree exactly."""
+    if not a.is_floating_point():
+        return 0.0 if torch.equal(a, b) else 1.0
+    finite = a.isfinite()
+    if a.shape != b.shape or not torch.equal(finite, b.isfinite()):
+        return float("inf")
+    a, b = a[finite], b[finite]
+    if a.numel() == 0:
+        return 0.0
+    top = float(a.abs().max())
+    gap = float((a - b).abs().max())
+    return gap / top if top > 0 else gap
+
+
+def _measure(symmetry: Symmetry, model: nn.Module, inputs: Any, trials: int, seed: int) -> tuple[float, list[Tensor]]:
+    reference = _run(model, inputs)
+    if any(not bool(v.isnan().logical_not().all()) for v in reference if v.is_floating_point()):
+        raise InputError("The model returns NaN on the example inputs, so nothing can be compared. Pass other example inputs.")
+    worst = 0.0
+    for trial in range(trials):
+        moved = _run(symmetry.act(symmetry.random(seed + trial), model), inputs)
+        worst = max([worst, *(relative_error(a, b) for a, b in zip(reference, moved, strict=True))])
+    return worst, reference
+
+
+def _is_vacuous(model: nn.Module, inputs: Any, reference: list[Tensor], seed: int) -> bool:
+    """Whether disturbing every weight leaves the outputs as they are."""
+    other = generic_copy(model, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1 + 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.device))
+    return all(relative_error(a, b) < TOLERANCE for a, b in zip(reference, _run(other, inputs), strict=True))
+
+
+def _walk(symmetry: Symmetry, model: nn.Module, inputs: Any, g: Element, tolerance: float) -> tuple[dict[str, float], tuple[str, Broken] | None]:
+    """Run the program on a model and on its moved twin; compare every tensor with the prediction, op by op."""
+    discovery = symmetry._discovery
+    program = discovery.graph.program
+    names = [s.name for s in discovery.strands]
+    errors: dict[str, float] = {w.name: 0.0 for w in symmetry.wires}
+    left, right = (_Runner(program, m, inputs) for m in (model, symmetry.act(g, model)))
+    with float64_forward():
+        for position, call in enumerate(program.calls):
+            a, b = left.step(position), right.step(position)
+            value = discovery.graph.values.get(call.name)
+            if not isinstance(a, Tensor) or value is None or value.lazy or not a.is_floating_point() or a.shape != value.shape:
+                continue
+            layout = discovery.layout(value)
+            error = relative_error(act(layout, a, g), b)
+            for strand in _strands(layout):
+                if names[strand] in errors:
+                    errors[names[strand]] = max(errors[names[strand]], error)
+            if error > tolerance * 1e3:
+                wires = tuple(names[s] for s in sorted(_strands(layout)))
+                return errors, (call.name, Broken(call.op, call.place, wires, error))
+    return errors, None
+
+
+def _strands(layout: Layout) -> set[int]:
+    def walk(tree: Tree) -> set[int]:
+        if isinstance(tree, Leaf):
+            return {tree.strand}
+        return set().union(*(walk(p) for p in tree.parts)) if isinstance(tree, (Times, Plus)) else set()
+
+    return set().union(*(walk(a) for a in layout.axes))
+
+
+class _Runner:
+    """Runs a program call by call and forgets a tensor after its last use."""
+
+    def __init__(self, program: Program, model: nn.Module, inputs: Any) -> None:
+        tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+        tied = tied_names(model)
+        first = {tied[name]: t for name, t in tensors.items()}
+        given = iter([v for v in tree_leaves(to_float64(inputs)) if isinstance(v, Tensor)])
+        self.program = program
+        self.values: dict[str, Any] = {}
+        for source in program.sources:
+            if source.target is not None:
+                self.values[source.name] = first[source.target].detach().clone()
+            elif source.kind == "input":
+                self.values[source.name] = next(given)
+            else:
+                self.values[source.name] = to_float64(source.tensor)
+        self.last = {ref: i for i, call in enumerate(program.calls) for ref in _refs((call.args, dict(call.kwargs)))}
+
+    def step(self, position: int) -> Any:
+        call = self.program.calls[position]
+        fill: Callable[[Any], Any] = lambda v: self.values[v.name] if isinstance(v, Ref) else v  # noqa: E731
+        args, kwargs = tree_map(fill, (list(call.args), dict(call.kwargs)), is_leaf=lambda v: isinstance(v, Ref))
+        if kwargs.get("dtype") in (torch.float16, torch.bfloat16, torch.float32):
+            kwargs["dtype"] = torch.float64
+        args = [torch.float64 if v in (torch.float16, torch.bfloat16, torch.float32) else v for v in args] if any(isinstance(v, torch.dtype) for v in args) else args
+        result = None if "_assert" in call.op else call.target(*args, **kwargs)
+        self.values[call.name] = result
+        for name in _refs((call.args, dict(call.kwargs))):
+            if self.last[name] == position:
+                self.values.pop(name, None)
+        return result
+
+
+def _refs(tree: Any) -> set[str]:
+    return {v.name for v in tree_leaves(tree, is_leaf=lambda v: isinstance(v, Ref)) if isinstance(v, Ref)}

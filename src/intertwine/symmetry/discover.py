@@ -1,0 +1,194 @@
+"""Discovery: from a graph to the wires of a network, their groups, and the layout of every tensor."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from intertwine.graph.axes import Atom, Axis, Fixed, Product, resolve
+from intertwine.graph.axes import atoms as atoms_of
+from intertwine.graph.graph import Graph
+from intertwine.graph.tape import Value
+from intertwine.symmetry.element import Strand
+from intertwine.symmetry.fibres import fibres
+from intertwine.symmetry.layout import Layout, Leaf, Plus, Still, Times, Tree
+from intertwine.symmetry.occurrence import Occurrence, occurrences
+from intertwine.symmetry.scales import Equations, Unknown, collect, independent_on, solve
+from intertwine.symmetry.wire import Frozen, Group, Slot, Wire
+
+Vector = dict[Unknown, Fraction]
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What was found: wires, what is frozen, the strands elements act on, and how to lay out any tensor."""
+
+    graph: Graph
+    wires: tuple[Wire, ...]
+    frozen: tuple[Frozen, ...]
+    strands: tuple[Strand, ...]
+    parameters: Mapping[str, Layout]
+    signature: str
+    _solved: Solved
+
+    def layout(self, value: Value) -> Layout:
+        """The layout of any tensor of the graph, hidden features included."""
+        return self._solved.layout(value, self.graph.tape.variances)
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The groups of all atoms that have one."""
+
+    equations: Equations
+    scales: Mapping[Atom, list[Vector]]
+    signs: Mapping[Atom, list[Vector]]
+    strand_of: Mapping[Atom, int]
+    matrices: Mapping[Atom, str]
+
+    def leaf(self, value: Value, o: Occurrence) -> Leaf:
+        unknown = self.equations.at(value, o)
+        powers = tuple(v.get(unknown, Fraction(0)) for v in self.scales.get(o.atom, ()))
+        flips = tuple(int(v.get(unknown, Fraction(0))) for v in self.signs.get(o.atom, ()))
+        return Leaf(self.strand_of[o.atom], o.atom.size, powers, flips)
+
+    def layout(self, value: Value, variances: Mapping[str, float]) -> Layout:
+        trees = []
+        for axis, places in zip(value.axes, occurrences(value), strict=True):
+            trees.append(self._tree(resolve(axis), value, iter(places)))
+        return Layout(tuple(trees), variances.get(value.name, 0.0))
+
+    def _tree(self, axis: Axis, value: Value, places: Iterable[Occurrence]) -> Tree:
+        """Occurrences come in the order in which the axis is walked, so they are consumed one by one."""
+        if isinstance(axis, Fixed):
+            return Still(axis.size)
+        if isinstance(axis, Atom):
+            o = next(iter(places))
+            return self.leaf(value, o) if axis in self.strand_of else Still(axis.size)
+        if isinstance(axis, Product):
+            return Times(tuple(self._tree(f, value, places) for f in axis.factors))
+        return Plus(tuple(self._tree(t, value, places) for t in axis.terms))
+
+
+def discover(graph: Graph) -> Discovery:
+    """Solve a graph for its symmetry."""
+    equations = collect(graph)
+    over = {b: tuple(a for a in bases if a.size > 1) for b, bases in fibres(graph).items()}
+    slots_of = _slots_of(graph)
+    seen = {equations.at(v, o) for places in slots_of.values() for v, o in places}
+    scales, signs = _scales(equations, over, slots_of, seen)
+    wired = [a for a in slots_of if (a.frozen is None and a.size > 1) or scales[a] or signs[a]]
+    strand_of = {a: i for i, a in enumerate(wired)}
+    for a in wired:
+        for base in over.get(a, ()):
+            strand_of.setdefault(base, len(strand_of))
+    solved = Solved(equations, scales, signs, strand_of, {})
+    names = _names(graph, wired, slots_of)
+    strands = tuple(_strand(a, i, names, over, strand_of, wired, scales, signs) for a, i in strand_of.items())
+    wires = tuple(_wire(a, strands, strand_of, slots_of[a], solved, graph) for a in wired)
+    parameters = {name: solved.layout(v, graph.tape.variances) for name, v in graph.parameters.items()}
+    signature = hashlib.sha256(repr([(w.name, str(w.group), w.slots) for w in wires]).encode()).hexdigest()[:16]
+    return Discovery(graph, wires, _frozen(slots_of, set(wired)), strands, parameters, signature, solved)
+
+
+def _slots_of(graph: Graph) -> dict[Atom, list[tuple[Value, Occurrence]]]:
+    """Atom → where it stands in parameters and buffers, in the model's own order."""
+    slots: dict[Atom, list[tuple[Value, Occurrence]]] = defaultdict(list)
+    for value in graph.parameters.values():
+        for axis in occurrences(value):
+            for o in axis:
+                slots[o.atom].append((value, o))
+    return slots
+
+
+def _scales(equations: Equations, over: Mapping[Atom, tuple[Atom, ...]], slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]], seen: set[Unknown]) -> tuple[dict[Atom, list[Vector]], dict[Atom, list[Vector]]]:
+    """Independent scales and signs of every atom, fibres before their bases.
+
+    A scale on a base is contained in the scales of its fibre wherever the fibre carries one, so there it is set to zero.
+    """
+    scales: dict[Atom, list[Vector]] = {}
+    signs: dict[Atom, list[Vector]] = {}
+    for atom in sorted(slots_of, key=lambda a: -len(over.get(a, ()))):
+        unknowns = equations.unknowns_of[atom]
+        for store, laws, modulus in ((scales, equations.real, 0), (signs, equations.sign, 2)):
+            basis = solve(unknowns, laws[atom], modulus)
+            store[atom] = independent_on(basis, seen, modulus)
+            for base in over.get(atom, ()):
+                moved = {u for vector in store[atom] for u in vector}
+                _zero_beside(equations, slots_of[atom], moved, base, laws)
+    return scales, signs
+
+
+def _zero_beside(equations: Equations, places: Iterable[tuple[Value, Occurrence]], moved: set[Unknown], base: Atom, laws: dict[Atom, list[Vector]]) -> None:
+    for value, o in places:
+        if equations.at(value, o) in moved:
+            for axis in occurrences(value):
+                laws[base] += [{equations.at(value, p): Fraction(1)} for p in axis if p.atom is base]
+
+
+def _names(graph: Graph, wired: Iterable[Atom], slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]]) -> dict[Atom, str]:
+    """A readable, unique name per wire: the module whose weight produces it, and which part of the axis it is."""
+    names: dict[Atom, str] = {}
+    taken: set[str] = set()
+    for atom in wired:
+        value, o = next(((v, o) for v, o in slots_of[atom] if v.ndim > 1 and o.axis == 0), slots_of[atom][0])
+        stem = value.name.removesuffix(".weight").removesuffix(".bias")
+        extent = atom.size * o.stride
+        whole = resolve(value.axes[o.axis])
+        part = "" if isinstance(whole, (Atom, Product)) and o.offset == 0 else f"[{o.offset}]"
+        if o.beside:
+            part += "/outer" if o.stride > 1 and not _inside(whole, o, extent) else "/inner" if o.stride == 1 else "/middle"
+        name, k = stem + part, 1
+        while name in taken:
+            k += 1
+            name = f"{stem}{part}#{k}"
+        taken.add(name)
+        names[atom] = name
+    return names
+
+
+def _inside(whole: Axis, o: Occurrence, extent: int) -> bool:
+    """Whether a strided occurrence lies inside a larger factor (it repeats along the axis)."""
+    return o.offset == 0 and extent < whole.size and o.stride > 1
+
+
+def _strand(atom: Atom, i: int, names: Mapping[Atom, str], over: Mapping[Atom, tuple[Atom, ...]], strand_of: Mapping[Atom, int], wired: list[Atom], scales: Mapping[Atom, list[Vector]], signs: Mapping[Atom, list[Vector]]) -> Strand:
+    if i >= len(wired):  # a base that does not move itself
+        return Strand(f"still {i}", atom.size)
+    bases = tuple(strand_of[a] for a in over.get(atom, ()))
+    return Strand(names[atom], atom.size, bases, atom.frozen is None and atom.size > 1, len(scales[atom]), len(signs[atom]))
+
+
+def _wire(atom: Atom, strands: tuple[Strand, ...], strand_of: Mapping[Atom, int], places: Iterable[tuple[Value, Occurrence]], solved: Solved, graph: Graph) -> Wire:
+    s = strands[strand_of[atom]]
+    group = Group(s.size, tuple(strands[b].size for b in s.bases), s.permutes, s.scales, s.signs, s.matrix)
+    slots = []
+    for value, o in places:
+        leaf = solved.leaf(value, o)
+        role = "variance" if value.name in graph.tape.variances else _role(leaf)
+        slots.append(Slot(value.name, o.axis, role, o.offset, o.stride, leaf.powers, leaf.flips))
+    over = tuple(strands[b].name for b in s.bases)
+    return Wire(s.name, s.size, group, tuple(slots), over, None if s.permutes else atom.frozen or "it has one index")
+
+
+def _role(leaf: Leaf) -> str:
+    if any(p > 0 for p in leaf.powers):
+        return "scaled"
+    return "inverse" if any(p < 0 for p in leaf.powers) else "flipped" if any(leaf.flips) else "permuted"
+
+
+def _frozen(slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]], wired: set[Atom]) -> tuple[Frozen, ...]:
+    """Every parameter axis (or block of one) on which nothing acts, with its reason."""
+    found: dict[tuple[str, int], Frozen] = {}
+    for atom, places in slots_of.items():
+        if atom in wired:
+            continue
+        for value, o in places:
+            whole = len(list(atoms_of(value.axes[o.axis]))) == 1
+            block = "" if whole else f" from {o.offset} (size {atom.size}, step {o.stride})"
+            reason = atom.frozen or "it has a single index and no scale passes"
+            found[value.name + block, o.axis] = Frozen(f"{value.name} axis {o.axis}{block}", reason)
+    return tuple(found.values())

@@ -1,0 +1,279 @@
+"""Elements of a network's symmetry group: compose, invert, save, load, and act on tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from intertwine.errors import InputError, MismatchError
+from intertwine.symmetry.layout import Dim, Leaf, base_dims, spread
+
+
+@dataclass(frozen=True)
+class Strand:
+    """What an element needs to know of a wire: its size, its fibres and which group acts.
+
+    `bases` are positions of other strands; an element of this strand has one copy for every index of all of them.
+    """
+
+    name: str
+    size: int
+    bases: tuple[int, ...] = ()
+    permutes: bool = False
+    scales: int = 0
+    signs: int = 0
+    matrix: str | None = None
+
+
+@dataclass(frozen=True)
+class Move:
+    """The part of an element that acts on one strand; `copies` stands for one axis per base."""
+
+    permutation: Int[Tensor, "*copies n"] | None = None
+    scale: Float[Tensor, "scales *copies n"] | None = None
+    sign: Float[Tensor, "signs *copies n"] | None = None
+    matrix: Float[Tensor, "*copies n n"] | None = None
+
+    def items(self) -> list[tuple[str, Tensor]]:
+        named = {"permutation": self.permutation, "scale": self.scale, "sign": self.sign, "matrix": self.matrix}
+        return [(name, t) for name, t in named.items() if t is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class Element:
+    """An element of a symmetry group. `g @ h` acts as h first, then g; `g.inverse()` undoes g.
+
+    Example:
+        >>> import torch, intertwine
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> symmetry = intertwine.symmetry(model, torch.zeros(1, 3))
+        >>> g = symmetry.random(seed=0)
+        >>> (g @ g.inverse()).distance(symmetry.identity()) < 1e-12
+        True
+    """
+
+    strands: tuple[Strand, ...]
+    moves: Mapping[int, Move]
+    signature: str
+
+    # -- group law -------------------------------------------------------------------------------------------------
+
+    def __matmul__(self, other: Element) -> Element:
+        if not isinstance(other, Element):
+            return NotImplemented
+        self._check_same(other)
+        undo = other.inverse()
+        return replace(self, moves={i: self._compose(i, other, undo) for i in self.moves})
+
+    def _compose(self, i: int, first: Element, undo: Element) -> Move:
+        """self after `first` on strand i; what self says is first read in the coordinates before `first`."""
+        a, b = self.moves[i], first.moves[i]
+        bases = self.strands[i].bases
+        permutation = scale = sign = matrix = None
+        if a.permutation is not None and b.permutation is not None:
+            permutation = torch.take_along_dim(b.permutation, undo.carry(a.permutation, bases), -1)
+        if a.scale is not None and b.scale is not None:
+            scale = b.scale * undo.carry(a.scale, (*bases, i), lead=1)
+        if a.sign is not None and b.sign is not None:
+            sign = b.sign * undo.carry(a.sign, (*bases, i), lead=1)
+        if a.matrix is not None and b.matrix is not None:
+            matrix = undo.carry(a.matrix, bases) @ b.matrix
+        return Move(permutation, scale, sign, matrix)
+
+    def inverse(self) -> Element:
+        """The element that undoes this one."""
+        moves = {}
+        for i, move in self.moves.items():
+            bases = self.strands[i].bases
+            inverted = {
+                "permutation": lambda t, b=bases: self.carry(t.argsort(-1), b),
+                "scale": lambda t, b=bases, i=i: 1 / self.carry(t, (*b, i), lead=1),
+                "sign": lambda t, b=bases, i=i: self.carry(t, (*b, i), lead=1),
+                "matrix": lambda t, b=bases: self.carry(torch.linalg.inv(t), b),
+            }
+            moves[i] = Move(**{name: inverted[name](t) for name, t in move.items()})
+        return replace(self, moves=moves)
+
+    def carry(self, x: Tensor, strands: Sequence[int], lead: int = 0) -> Tensor:
+        """Move an array with one axis per strand (after `lead` others) by the permutations of this element alone."""
+        for k in sorted(range(len(strands)), key=lambda k: -self.depth(strands[k])):
+            move = self.moves.get(strands[k])
+            if move is None or move.permutation is None:
+                continue
+            bases = [lead + strands.index(b) for b in self.strands[strands[k]].bases]
+            index = spread(move.permutation, [*bases, lead + k], x.ndim)
+            x = torch.take_along_dim(x, index, lead + k)
+        return x
+
+    def depth(self, strand: int) -> int:
+        """How many fibres lie below a strand; fibres act before their bases."""
+        return len(self.strands[strand].bases)
+
+    # -- acting ----------------------------------------------------------------------------------------------------
+
+    def act_on_leaf(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int = 1) -> Tensor:
+        """Act on one exposed dimension of a tensor (see `layout.act`)."""
+        leaf = dims[dim].tree
+        assert isinstance(leaf, Leaf)
+        move = self.moves.get(leaf.strand)
+        if move is None:
+            return x
+        bases = self.strands[leaf.strand].bases
+        places = [*base_dims(dims, dim, bases), dim]
+        if move.matrix is not None:
+            return self._multiply(x, move.matrix, places, leaf, degree)
+        factor = self._factor(move, leaf, degree)
+        if factor is not None:
+            x = x * spread(factor, places, x.ndim).to(x.device, x.dtype)
+        if move.permutation is None:
+            return x
+        if not bases:
+            return x.index_select(dim, move.permutation.to(x.device))
+        return torch.take_along_dim(x, spread(move.permutation, places, x.ndim).to(x.device), dim)
+
+    @staticmethod
+    def _factor(move: Move, leaf: Leaf, degree: int) -> Tensor | None:
+        """The number each index is multiplied by: Π scale^power · Π sign^flip."""
+        factor: Tensor | None = None
+        for k, power in enumerate(leaf.powers):
+            if power and move.scale is not None:
+                part = move.scale[k] ** float(power * degree)
+                factor = part if factor is None else factor * part
+        for k, flip in enumerate(leaf.flips):
+            if flip and degree % 2 and move.sign is not None:
+                factor = move.sign[k] if factor is None else factor * move.sign[k]
+        return factor
+
+    @staticmethod
+    def _multiply(x: Tensor, matrix: Tensor, places: list[int], leaf: Leaf, degree: int) -> Tensor:
+        if degree not in (1, -1):
+            raise InputError("A squared gradient cannot be moved by a general matrix. Move optimizer states with permutations, scales and signs only.")
+        power = leaf.powers[0] * degree
+        matrix = matrix if power == 1 else torch.linalg.inv(matrix).mT
+        *bases, dim = places
+        moved = x.movedim(dim, -1).unsqueeze(-2)
+        at = [b if b < dim else b - 1 for b in bases]
+        lead = spread(matrix.flatten(-2), [*at, moved.ndim - 2], moved.ndim - 1).unflatten(-1, matrix.shape[-2:])
+        return (moved @ lead.mT.to(x.device, x.dtype)).squeeze(-2).movedim(-1, dim)
+
+    # -- reading, comparing, storing -------------------------------------------------------------------------------
+
+    def __getitem__(self, wire: str) -> Move:
+        for i, strand in enumerate(self.strands):
+            if strand.name == wire and i in self.moves:
+                return self.moves[i]
+        raise InputError(f"There is no wire {wire!r} in this element. Its wires: {', '.join(self.wires[:20])} …")
+
+    @cached_property
+    def wires(self) -> tuple[str, ...]:
+        return tuple(self.strands[i].name for i in self.moves)
+
+    def only(self, *wires: str) -> Element:
+        """The element that does what this one does on some wires and nothing elsewhere."""
+        for wire in wires:
+            self[wire]
+        kept = {i: m if self.strands[i].name in wires else identity_move(self.strands, i) for i, m in self.moves.items()}
+        return replace(self, moves=kept)
+
+    def distance(self, other: Element) -> float:
+        """Largest difference between the two elements' entries; 0 for equal elements."""
+        self._check_same(other)
+        pairs = [(a, dict(other.moves[i].items())[name]) for i, m in self.moves.items() for name, a in m.items()]
+        return max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+
+    def save(self, path: str | Path) -> None:
+        """Write the element to a safetensors file."""
+        tensors = {f"{i}.{name}": t.contiguous() for i, move in self.moves.items() for name, t in move.items()}
+        head = {"signature": self.signature, "strands": json.dumps([asdict(s) for s in self.strands])}
+        save_file(tensors, str(path), metadata=head)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Element:
+        """Read an element written by `save`."""
+        with safe_open(str(path), framework="pt") as file:
+            head = file.metadata() or {}
+            if "strands" not in head:
+                raise InputError(f"{path} holds tensors but no symmetry element. Pass a file written by Element.save.")
+            strands = tuple(Strand(**(s | {"bases": tuple(s["bases"])})) for s in json.loads(head["strands"]))
+            parts: dict[int, dict[str, Tensor]] = {}
+            for key in file.keys():  # noqa: SIM118  (a safetensors handle is not a dict)
+                i, name = key.split(".")
+                parts.setdefault(int(i), {})[name] = file.get_tensor(key)
+        return cls(strands, {i: Move(**parts[i]) for i in sorted(parts)}, head["signature"])
+
+    def _check_same(self, other: Element) -> None:
+        if self.signature != other.signature:
+            raise MismatchError(
+                "Two elements of different symmetries were combined. Take both from the symmetry of one architecture (sym.random, sym.identity, align)."
+            )
+
+    def __repr__(self) -> str:
+        moved = sum(1 for i, m in self.moves.items() if not _is_identity(m, identity_move(self.strands, i)))
+        return f"Element({moved} of {len(self.moves)} wires moved)"
+
+
+def _is_identity(move: Move, identity: Move) -> bool:
+    return all(torch.equal(a, b) for (_, a), (_, b) in zip(move.items(), identity.items(), strict=True))
+
+
+def copies(strands: Sequence[Strand], i: int) -> tuple[int, ...]:
+    """One size per base of a strand."""
+    return tuple(strands[b].size for b in strands[i].bases)
+
+
+def identity_move(strands: Sequence[Strand], i: int) -> Move:
+    """The move that does nothing."""
+    s, many = strands[i], copies(strands, i)
+    return Move(
+        permutation=torch.arange(s.size).expand(*many, s.size).contiguous() if s.permutes else None,
+        scale=torch.ones(s.scales, *many, s.size, dtype=torch.float64) if s.scales else None,
+        sign=torch.ones(s.signs, *many, s.size, dtype=torch.float64) if s.signs else None,
+        matrix=torch.eye(s.size, dtype=torch.float64).expand(*many, s.size, s.size).contiguous() if s.matrix else None,
+    )
+
+
+def random_move(strands: Sequence[Strand], i: int, generator: torch.Generator, spread_of_scales: float) -> Move:
+    """A random move: uniform permutations and signs, log-normal scales, Haar orthogonal or well-conditioned matrices."""
+    s, many = strands[i], copies(strands, i)
+    noise = torch.rand(*many, s.size, generator=generator)
+    scale = torch.randn(s.scales, *many, s.size, generator=generator, dtype=torch.float64)
+    sign = torch.randint(0, 2, (s.signs, *many, s.size), generator=generator)
+    return Move(
+        permutation=noise.argsort(-1) if s.permutes else None,
+        scale=(spread_of_scales * scale).exp() if s.scales else None,
+        sign=(2 * sign - 1).to(torch.float64) if s.signs else None,
+        matrix=_random_matrix(s.matrix, s.size, prod(many), generator, spread_of_scales).reshape(*many, s.size, s.size) if s.matrix else None,
+    )
+
+
+def _random_matrix(kind: str, n: int, count: int, generator: torch.Generator, spread_of_scales: float) -> Float[Tensor, "count n n"]:
+    fixed = 1 if kind == "O1" else 0
+    q, r = torch.linalg.qr(torch.randn(count, n - fixed, n - fixed, generator=generator, dtype=torch.float64))
+    q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # the sign fix makes it Haar
+    if kind == "GL":
+        stretch = (spread_of_scales * torch.randn(count, n, 1, generator=generator, dtype=torch.float64)).exp()
+        return q @ (stretch * q.roll(1, 0))
+    if kind == "O":
+        return q
+    basis = ones_first_basis(n)
+    block = torch.eye(n, dtype=torch.float64).repeat(count, 1, 1)
+    block[:, 1:, 1:] = q
+    return basis @ block @ basis.mT
+
+
+def ones_first_basis(n: int) -> Float[Tensor, "n n"]:
+    """An orthogonal matrix whose first column is the all-ones direction."""
+    start = torch.eye(n, dtype=torch.float64)
+    start[:, 0] = 1
+    q, _ = torch.linalg.qr(start)
+    return q * q[:, :1].sum().sign()

@@ -1,0 +1,59 @@
+"""Exact arithmetic: run a model's forward in float64 throughout, whatever casts it contains."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from intertwine.graph.capture import quiet_forward
+
+_LOW = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class _Float64(TorchDispatchMode):
+    """Casts and new tensors of lower precision become float64, so that `x.float()` inside a model loses nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") in _LOW:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def float64_forward() -> Iterator[None]:
+    """Inside, forwards run without gradients, without warnings and in float64."""
+    with quiet_forward(), torch.no_grad(), _Float64():
+        yield
+
+
+def to_float64(tree: Any) -> Any:
+    """Floating-point tensors of a nested structure in float64; everything else as it is. Tensors are copied."""
+    return tree_map(lambda v: (v.detach().to(torch.float64) if v.is_floating_point() else v).clone() if isinstance(v, Tensor) else v, tree)
+
+
+def generic_copy(model: nn.Module, seed: int) -> nn.Module:
+    """A float64 copy whose uninformative tensors are drawn anew, so that no wrong rule can hide behind them.
+
+    Constant tensors (zero-initialised or all-ones parameters, fresh batch statistics, tiny layer scales) get random
+    values around 1 or 0; everything else keeps its values.
+    """
+    model = copy.deepcopy(model).to(torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            positive = name.endswith("running_var")
+            fresh = tensor.is_floating_point() and tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all())
+            if not fresh or (name not in dict(model.named_parameters()) and "running_" not in name):
+                continue
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
+            start = tensor if float(tensor.flatten()[0].abs()) > 0.01 else torch.zeros_like(tensor)
+            tensor.copy_((0.3 * noise).exp() if positive else start + 0.3 * noise)
+    return model

@@ -1,0 +1,52 @@
+"""Where atoms stand: the geometry of every occurrence of an atom in the axes of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from intertwine.graph.axes import Atom, Axis, Product, Sum, factors_of, resolve
+from intertwine.graph.tape import Value
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """An atom in one axis of a tensor: it starts at `offset` and steps by `stride` along that axis.
+
+    `beside` lists the atoms that stand at every one of its positions in the same axis (its siblings in products).
+    """
+
+    atom: Atom
+    axis: int
+    offset: int
+    stride: int
+    beside: tuple[Atom, ...] = ()
+
+    @property
+    def key(self) -> tuple[Atom, int, int]:
+        return self.atom, self.offset, self.stride
+
+
+def occurrences(value: Value) -> list[list[Occurrence]]:
+    """The occurrences in each axis of a tensor."""
+    return [list(_walk(resolve(a), i, 0, 1, ())) for i, a in enumerate(value.axes)]
+
+
+def _walk(axis: Axis, index: int, offset: int, stride: int, beside: tuple[Atom, ...]) -> Iterator[Occurrence]:
+    if isinstance(axis, Atom):
+        yield Occurrence(axis, index, offset, stride, beside)
+    elif isinstance(axis, Product):
+        inner = axis.size
+        for position, factor in enumerate(axis.factors):
+            inner //= factor.size
+            siblings = tuple(f for i, f in enumerate(axis.factors) if i != position and isinstance(f, Atom))
+            yield from _walk(factor, index, offset, stride * inner, beside + siblings)
+    elif isinstance(axis, Sum):
+        for term in axis.terms:
+            yield from _walk(term, index, offset, stride, beside)
+            offset += term.size * stride
+
+
+def constant_atoms(axis: Axis) -> tuple[Atom, ...]:
+    """The atoms that stand at every position of an axis (not inside one term of a sum)."""
+    return tuple(f for f in factors_of(resolve(axis)) if isinstance(f, Atom))

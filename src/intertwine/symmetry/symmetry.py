@@ -1,0 +1,259 @@
+"""The symmetry of a network: its wires and groups, and everything one can do with an element of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intertwine.errors import InputError, MismatchError
+from intertwine.graph.capture import Program, capture, tied_names
+from intertwine.graph.graph import build_graph
+from intertwine.symmetry.certify import TOLERANCE, Certificate, certify
+from intertwine.symmetry.discover import Discovery, discover
+from intertwine.symmetry.element import Element, identity_move, random_move
+from intertwine.symmetry.layout import Leaf, Plus, Times, Tree, act
+from intertwine.symmetry.wire import Frozen, Wire
+
+#: Spread of random log-scales: near 1, so that float64 certificates stay far below 1e-9.
+SCALE_SPREAD = 0.2
+
+
+def symmetry(model: nn.Module, *example_args: Any, **example_kwargs: Any) -> Symmetry:
+    """Find the symmetry of a network by reading its graph.
+
+    Args:
+        model: any `torch.nn.Module`. It is not changed, and the result does not depend on the values of its weights.
+        *example_args, **example_kwargs: inputs the model can be called with; only their shapes matter.
+
+    Returns:
+        A `Symmetry`: wires with their groups, what is frozen and why, elements, their action, and certificates.
+
+    Raises:
+        InputError: the model or its example inputs are not usable. CaptureError: the forward cannot be captured.
+
+    Example:
+        >>> import torch, intertwine
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> sym = intertwine.symmetry(model, torch.zeros(1, 3))
+        >>> [(wire.name, str(wire.group)) for wire in sym.wires]
+        [('0', 'S_8 ⋉ (R₊)^8')]
+        >>> sym.certify(model, torch.zeros(1, 3)).ok
+        True
+    """
+    return from_program(capture(model, example_args, example_kwargs))
+
+
+def from_program(program: Program, distrusted: frozenset[str] = frozenset()) -> Symmetry:
+    """The symmetry of a captured program; calls named in `distrusted` are treated as if they had no rule."""
+    found = discover(build_graph(program, distrusted))
+    return Symmetry(found.wires, found.frozen, found, distrusted)
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """The symmetry group of an architecture. See `intertwine.symmetry`.
+
+    `wires`: the index sets a group acts on. `frozen`: (what, reason) for every parameter axis with only the identity.
+    """
+
+    wires: tuple[Wire, ...]
+    frozen: tuple[Frozen, ...]
+    _discovery: Discovery = field(repr=False)
+    _distrusted: frozenset[str] = field(default=frozenset(), repr=False)
+
+    # -- size ------------------------------------------------------------------------------------------------------
+
+    @property
+    def signature(self) -> str:
+        """A short hash of the group and where it acts; elements belong to one signature."""
+        return self._discovery.signature
+
+    @property
+    def log_order(self) -> float:
+        """ln of the number of permutations."""
+        return sum(w.group.log_order for w in self.wires)
+
+    @property
+    def log_signs(self) -> float:
+        """ln of the number of sign patterns."""
+        return sum(w.group.log_signs for w in self.wires)
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the continuous part of the group."""
+        return sum(w.group.dimension for w in self.wires)
+
+    @property
+    def unsupported(self) -> tuple[tuple[str, str], ...]:
+        """(op, where) for every op without a rule; the axes it touched are frozen."""
+        return tuple(self._discovery.graph.tape.unsupported)
+
+    def coverage(self, model: nn.Module) -> float:
+        """Fraction of the model's parameters that at least one wire moves."""
+        self._check_model(model)
+        tied = tied_names(model)
+        moved = total = 0.0
+        for name, parameter in model.named_parameters():
+            total += parameter.numel()
+            layout = self._discovery.parameters.get(tied[name])
+            if layout is not None:
+                still = 1.0
+                for axis in layout.axes:
+                    still *= 1 - _covered(axis, self) / max(axis.size, 1)
+                moved += parameter.numel() * (1 - still)
+        return moved / total if total else 0.0
+
+    # -- elements --------------------------------------------------------------------------------------------------
+
+    def identity(self) -> Element:
+        """The element that changes nothing."""
+        strands = self._discovery.strands
+        return Element(strands, {i: identity_move(strands, i) for i in range(len(self.wires))}, self.signature)
+
+    def random(self, seed: int = 0, scale_spread: float = SCALE_SPREAD) -> Element:
+        """A random element: uniform permutations and signs, log-normal scales with the given spread."""
+        strands = self._discovery.strands
+        generator = torch.Generator().manual_seed(seed)
+        moves = {i: random_move(strands, i, generator, scale_spread) for i in range(len(self.wires))}
+        return Element(strands, moves, self.signature)
+
+    # -- actions ---------------------------------------------------------------------------------------------------
+
+    def act(self, g: Element, model: nn.Module) -> nn.Module:
+        """A new model with other weights and the same function. The given model is not touched."""
+        self._check_element(g)
+        self._check_model(model)
+        moved = copy.deepcopy(model)
+        tied = tied_names(moved)
+        with torch.no_grad():
+            for name, tensor in [*moved.named_parameters(), *moved.named_buffers()]:
+                layout = self._discovery.parameters.get(tied[name])
+                if layout is not None:
+                    tensor.copy_(act(layout, tensor, g))
+        return moved
+
+    def act_on_state(self, g: Element, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same on a state dict: a new dict, entries that no wire touches shared with the old one."""
+        self._check_element(g)
+        layouts = self._discovery.parameters
+        return {name: act(layouts[name], t, g) if name in layouts else t for name, t in state.items()}
+
+    def act_on_features(self, g: Element, name: str, x: Tensor) -> Tensor:
+        """How hidden features move: the features of `act(g, model)` at a module are this function of the model's own.
+
+        Args:
+            g: an element. name: a module path, as printed by `model.named_modules()`; the module's output is meant.
+            x: features at that module; the batch (and token or spatial) axes may have other sizes than in the example.
+        """
+        self._check_element(g)
+        graph = self._discovery.graph
+        if name not in graph.sites:
+            near = [s for s in graph.sites if name.split(".")[0] in s][:8] or list(graph.sites)[:8]
+            raise InputError(f"No tensor is computed under a module called {name!r}. Modules with features: {', '.join(near)} …")
+        value = graph.values[graph.sites[name]]
+        layout = self._discovery.layout(value)
+        if x.ndim != value.ndim or any(_movable(a) and a.size != n for a, n in zip(layout.axes, x.shape, strict=True)):
+            raise InputError(f"Features of shape {tuple(x.shape)} were given for {name!r}, where the model computes {value.shape}. Only axes on which nothing acts may differ.")
+        return act(_resized(layout, x.shape), x, g)
+
+    def act_on_optimizer(self, g: Element, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+        """The optimizer's state moved with the parameters: a state dict to load into an optimizer of the moved model.
+
+        First moments move as gradients do, second moments as squared gradients. After a move by permutations and signs
+        training goes on exactly as it would have; scales change what an adaptive optimizer does next.
+        """
+        self._check_element(g)
+        state = copy.deepcopy(optimizer.state_dict())
+        names = {id(p): name for name, p in model.named_parameters()}
+        order = [names.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
+        if None in order:
+            raise MismatchError("The optimizer holds parameters that are not the model's. Pass the model the optimizer was made for.")
+        for index, name in enumerate(order):
+            layout = self._discovery.parameters.get(str(name))
+            for key, value in state["state"].get(index, {}).items():
+                if layout is not None and isinstance(value, Tensor) and value.shape == layout.shape:
+                    state["state"][index][key] = act(layout, value, g, degree=-2 if "sq" in key else -1)
+        return state
+
+    # -- proof -----------------------------------------------------------------------------------------------------
+
+    def certify(self, model: nn.Module, *example_args: Any, trials: int = 3, seed: int = 0, tolerance: float = TOLERANCE, per_wire: bool = True, **example_kwargs: Any) -> Certificate:
+        """Prove the symmetry on a model: random elements act in float64 and the function is measured.
+
+        Args:
+            model: the model; a copy is measured, with batch statistics and constant parameters drawn at random.
+            *example_args, **example_kwargs: inputs to measure on. trials: random elements on all wires jointly.
+            per_wire: also compare every hidden tensor with its prediction (costs two forwards).
+
+        Returns:
+            A `Certificate`. An op at which the symmetry fails is frozen, and `certificate.symmetry` is what holds.
+        """
+        self._check_model(model)
+        return certify(self, model, example_args, example_kwargs, trials, seed, tolerance, per_wire)
+
+    def _distrusting(self, call: str) -> Symmetry:
+        return from_program(self._discovery.graph.program, self._distrusted | {call})
+
+    # -- checks and display ----------------------------------------------------------------------------------------
+
+    def _check_element(self, g: Element) -> None:
+        if not isinstance(g, Element):
+            raise InputError(f"An Element was expected, a {type(g).__name__} was given. Make one with sym.random(), sym.identity() or Element.load(file).")
+        if g.signature != self.signature:
+            raise MismatchError("The element belongs to the symmetry of another architecture. Use an element made by this symmetry (sym.random, Element.load of its file).")
+
+    def _check_model(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"A torch.nn.Module was expected, a {type(model).__name__} was given.")
+        shapes = {n: tuple(t.shape) for n, t in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]}
+        for name, layout in self._discovery.parameters.items():
+            if shapes.get(name) != layout.shape:
+                found = f"has shape {shapes[name]}" if name in shapes else "does not exist"
+                raise MismatchError(f"This symmetry is of an architecture in which {name!r} has shape {layout.shape}; in the given model it {found}. Call intertwine.symmetry on this model.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "wires": [w.to_dict() for w in self.wires],
+            "frozen": [{"what": f.what, "reason": f.reason} for f in self.frozen],
+            "log_order": self.log_order,
+            "log_signs": self.log_signs,
+            "dimension": self.dimension,
+            "unsupported": [list(u) for u in self.unsupported],
+            "signature": self.signature,
+        }
+
+    def __repr__(self) -> str:
+        return f"Symmetry({len(self.wires)} wires, e^{self.log_order:.0f} permutations, {self.dimension} continuous dimensions, {len(self.frozen)} frozen axes)"
+
+
+def _movable(tree: Tree) -> bool:
+    return isinstance(tree, Leaf) or (isinstance(tree, (Times, Plus)) and any(_movable(p) for p in tree.parts))
+
+
+def _covered(tree: Tree, sym: Symmetry) -> int:
+    """How many positions of an axis some wire moves."""
+    if isinstance(tree, Leaf):
+        strand = sym._discovery.strands[tree.strand]
+        return tree.size if strand.permutes or strand.matrix or any(tree.powers) or any(tree.flips) else 0
+    if isinstance(tree, Plus):
+        return sum(_covered(p, sym) for p in tree.parts)
+    if isinstance(tree, Times):
+        still = 1.0
+        for p in tree.parts:
+            still *= 1 - _covered(p, sym) / p.size
+        return round(tree.size * (1 - still))
+    return 0
+
+
+def _resized(layout: Any, shape: tuple[int, ...]) -> Any:
+    """The layout with its motionless axes at the sizes of a given tensor (another batch, another image size)."""
+    from dataclasses import replace
+
+    from intertwine.symmetry.layout import Still
+
+    return replace(layout, axes=tuple(a if _movable(a) else Still(n) for a, n in zip(layout.axes, shape, strict=True)))
