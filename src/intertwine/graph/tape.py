@@ -185,12 +185,14 @@ class Tape:
 
     # -- making values ---------------------------------------------------------------------------------------------
 
-    def value(self, shape: Shape, axes: Sequence[Axis] | None, floating: bool = True, name: str | None = None) -> Value:
+    def value(self, shape: Shape, axes: Sequence[Axis] | None, floating: bool | None = None, name: str | None = None) -> Value:
+        if floating is None:
+            floating = self.call is None or self.call.dtype is None or self.call.dtype.is_floating_point
         result = Value(name or f"%{len(self.values)}", shape, axes, floating, self)
         self.values.append(result)
         return result
 
-    def fixed(self, shape: Shape, why: str = "", floating: bool = True) -> Value:
+    def fixed(self, shape: Shape, why: str = "", floating: bool | None = None) -> Value:
         """A tensor on which nothing acts."""
         return self.value(shape, [Fixed(n, why) for n in shape], floating)
 
