@@ -129,17 +129,15 @@ class Meeting:
     operands: tuple[Operand, ...]
     laws: dict[Label, Law | Pointwise]
     mixes: frozenset[Label] = frozenset()
-    norm: NormFold | None = None
+    length: Length | None = None
 
 
 @dataclass(frozen=True)
-class NormFold:
-    """A normalisation whose affine part could be folded away: what an orthogonal map on its axis must respect."""
+class Length:
+    """A Euclidean length is taken along `label`, which every orthogonal map keeps; `weight` then scales each entry."""
 
-    kind: str  # "rms" | "layer"
     label: Label
-    weight: Value | None
-    bias: Value | None
+    weight: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ class Tape:
         self._meet([(x, labels), (result, labels)], {label: Pointwise(fn, key) for label in labels}, 2)
         return result
 
-    def joint(self, operands: Sequence[Factor], out: Sequence[Label], shape: Shape | None = None, mixes: Iterable[Label] = (), laws: dict[Label, Law] | None = None, norm: NormFold | None = None) -> Value:
+    def joint(self, operands: Sequence[Factor], out: Sequence[Label], shape: Shape | None = None, mixes: Iterable[Label] = (), laws: dict[Label, Law] | None = None, length: Length | None = None) -> Value:
         """An op that treats the positions of each label alike but passes no scale (unless `laws` says so)."""
         shape = self.shape if shape is None else shape
         present = [(v, labels) for v, labels in operands if v is not None]
@@ -247,7 +245,7 @@ class Tape:
         seen = {label for _, labels in every for label in labels if _is_label(label)}
         zero = Law(*(tuple({i: 1} for i in range(len(every))),) * 2)
         given = laws or {}
-        self._meet(every, {label: given.get(label, zero) for label in seen}, len(every), frozenset(mixes), norm)
+        self._meet(every, {label: given.get(label, zero) for label in seen}, len(every), frozenset(mixes), length)
         return result
 
     def opaque(self, inputs: Iterable[Value], shapes: Iterable[Shape | None], why: str) -> tuple[Value | None, ...]:
@@ -343,12 +341,12 @@ class Tape:
         made = [Fixed(n, positions) if label is PINNED else axis_of.get(label, Atom(n)) for label, n in zip(out, shape, strict=True)]
         return self.value(shape, made)
 
-    def _meet(self, operands: Sequence[tuple[Value, Sequence[Label | None]]], laws: dict[Label, Any], count: int, mixes: frozenset[Label] = frozenset(), norm: NormFold | None = None) -> None:
+    def _meet(self, operands: Sequence[tuple[Value, Sequence[Label | None]]], laws: dict[Label, Any], count: int, mixes: frozenset[Label] = frozenset(), length: Length | None = None) -> None:
         made = tuple(
             Operand(v, tuple(Window(d, label, 0, v.shape[d]) for d, label in enumerate(labels) if _is_label(label))) for v, labels in operands
         )
         assert len(made) == count
-        self.meetings.append(Meeting(self.call, made, laws, mixes, norm))
+        self.meetings.append(Meeting(self.call, made, laws, mixes, length))
 
     def materialise(self, x: Value) -> None:
         """Work out the axes of a lazy view."""

@@ -142,12 +142,12 @@ def _walk(symmetry: Symmetry, model: nn.Module, inputs: Any, g: Element, toleran
     program = discovery.graph.program
     names = [s.name for s in discovery.strands]
     errors: dict[str, float] = {w.name: 0.0 for w in symmetry.wires}
-    left, right = (_Runner(program, m, inputs) for m in (model, symmetry.act(g, model)))
+    left, right = (_Runner(program, m, inputs) for m in (symmetry.folded(model), symmetry.act(g, model)))
     with float64_forward():
         for position, call in enumerate(program.calls):
             a, b = left.step(position), right.step(position)
             value = discovery.graph.values.get(call.name)
-            if not isinstance(a, Tensor) or value is None or value.lazy or not a.is_floating_point() or a.shape != value.shape:
+            if not isinstance(a, Tensor) or value is None or not discovery.predicts(value) or not a.is_floating_point() or a.shape != value.shape:
                 continue
             layout = discovery.layout(value)
             error = relative_error(act(layout, a, g), b)

@@ -15,6 +15,7 @@ from intertwine.graph.tape import Value
 from intertwine.symmetry.element import Strand
 from intertwine.symmetry.fibres import fibres
 from intertwine.symmetry.layout import Layout, Leaf, Plus, Still, Times, Tree
+from intertwine.symmetry.matrices import Matrices, find_matrices
 from intertwine.symmetry.occurrence import Occurrence, occurrences
 from intertwine.symmetry.scales import Equations, Unknown, collect, independent_on, solve
 from intertwine.symmetry.wire import Frozen, Group, Slot, Wire
@@ -34,6 +35,16 @@ class Discovery:
     signature: str
     _solved: Solved
 
+    @property
+    def diagonals(self) -> tuple[str, ...]:
+        """Parameters that must be folded into their consumers before a matrix can act."""
+        found = self._solved.matrices
+        return tuple(sorted({v.name for a, kind in found.kind.items() if kind for v in found.diagonals.get(a, ())}))
+
+    def predicts(self, value: Value) -> bool:
+        """Whether a tensor moves as its layout says; only the squares inside a length do not, under a rotation."""
+        return not value.lazy and value not in self._solved.matrices.squares
+
     def layout(self, value: Value) -> Layout:
         """The layout of any tensor of the graph, hidden features included."""
         return self._solved.layout(value, self.graph.tape.variances)
@@ -47,9 +58,11 @@ class Solved:
     scales: Mapping[Atom, list[Vector]]
     signs: Mapping[Atom, list[Vector]]
     strand_of: Mapping[Atom, int]
-    matrices: Mapping[Atom, str]
+    matrices: Matrices
 
     def leaf(self, value: Value, o: Occurrence) -> Leaf:
+        if self.matrices.kind.get(o.atom) == "O":
+            return Leaf(self.strand_of[o.atom], o.atom.size, (Fraction(1),))
         unknown = self.equations.at(value, o)
         powers = tuple(v.get(unknown, Fraction(0)) for v in self.scales.get(o.atom, ()))
         flips = tuple(int(v.get(unknown, Fraction(0))) for v in self.signs.get(o.atom, ()))
@@ -67,28 +80,33 @@ class Solved:
             return Still(axis.size)
         if isinstance(axis, Atom):
             o = next(iter(places))
-            return self.leaf(value, o) if axis in self.strand_of else Still(axis.size)
+            folded = axis in self.matrices.kind and value in self.matrices.diagonals.get(axis, ())
+            return self.leaf(value, o) if axis in self.strand_of and not folded else Still(axis.size)
         if isinstance(axis, Product):
             return Times(tuple(self._tree(f, value, places) for f in axis.factors))
         return Plus(tuple(self._tree(t, value, places) for t in axis.terms))
 
 
-def discover(graph: Graph) -> Discovery:
-    """Solve a graph for its symmetry."""
+def discover(graph: Graph, continuous: bool = False) -> Discovery:
+    """Solve a graph for its symmetry; `continuous` lets whole matrices act where only linear maps and lengths meet."""
     equations = collect(graph)
     over = {b: tuple(a for a in bases if a.size > 1) for b, bases in fibres(graph).items()}
     slots_of = _slots_of(graph)
     seen = {equations.at(v, o) for places in slots_of.values() for v, o in places}
     scales, signs = _scales(equations, over, slots_of, seen)
+    over = {a: over.get(a, ()) for a in slots_of if (a.frozen is None and a.size > 1) or scales[a] or signs[a]}
+    matrices = find_matrices(graph, equations, scales, over) if continuous else Matrices()
+    for atom, kind in matrices.kind.items():
+        scales[atom], signs[atom] = scales[atom] if kind == "GL" else [], []
     wired = [a for a in slots_of if (a.frozen is None and a.size > 1) or scales[a] or signs[a]]
     strand_of = {a: i for i, a in enumerate(wired)}
     for a in wired:
         for base in over.get(a, ()):
             strand_of.setdefault(base, len(strand_of))
-    solved = Solved(equations, scales, signs, strand_of, {})
+    solved = Solved(equations, scales, signs, strand_of, matrices)
     names = _names(graph, wired, slots_of)
-    strands = tuple(_strand(a, i, names, over, strand_of, wired, scales, signs) for a, i in strand_of.items())
-    wires = tuple(_wire(a, strands, strand_of, slots_of[a], solved, graph) for a in wired)
+    strands = tuple(_strand(a, names, over, solved) for a in strand_of)
+    wires = tuple(_wire(a, strands, slots_of[a], solved, graph) for a in wired)
     parameters = {name: solved.layout(v, graph.tape.variances) for name, v in graph.parameters.items()}
     signature = hashlib.sha256(repr([(w.name, str(w.group), w.slots) for w in wires]).encode()).hexdigest()[:16]
     return Discovery(graph, wires, _frozen(slots_of, set(wired)), strands, parameters, signature, solved)
@@ -155,23 +173,30 @@ def _inside(whole: Axis, o: Occurrence, extent: int) -> bool:
     return o.offset == 0 and extent < whole.size and o.stride > 1
 
 
-def _strand(atom: Atom, i: int, names: Mapping[Atom, str], over: Mapping[Atom, tuple[Atom, ...]], strand_of: Mapping[Atom, int], wired: list[Atom], scales: Mapping[Atom, list[Vector]], signs: Mapping[Atom, list[Vector]]) -> Strand:
-    if i >= len(wired):  # a base that does not move itself
-        return Strand(f"still {i}", atom.size)
-    bases = tuple(strand_of[a] for a in over.get(atom, ()))
-    return Strand(names[atom], atom.size, bases, atom.frozen is None and atom.size > 1, len(scales[atom]), len(signs[atom]))
+def _strand(atom: Atom, names: Mapping[Atom, str], over: Mapping[Atom, tuple[Atom, ...]], solved: Solved) -> Strand:
+    if atom not in names:  # a base that does not move itself
+        return Strand(f"still {solved.strand_of[atom]}", atom.size)
+    bases = tuple(solved.strand_of[a] for a in over.get(atom, ()))
+    if atom in solved.matrices.kind:
+        return Strand(names[atom], atom.size, bases, matrix=solved.matrices.kind[atom])
+    permutes = atom.frozen is None and atom.size > 1
+    return Strand(names[atom], atom.size, bases, permutes, len(solved.scales[atom]), len(solved.signs[atom]))
 
 
-def _wire(atom: Atom, strands: tuple[Strand, ...], strand_of: Mapping[Atom, int], places: Iterable[tuple[Value, Occurrence]], solved: Solved, graph: Graph) -> Wire:
-    s = strands[strand_of[atom]]
+def _wire(atom: Atom, strands: tuple[Strand, ...], places: Iterable[tuple[Value, Occurrence]], solved: Solved, graph: Graph) -> Wire:
+    s = strands[solved.strand_of[atom]]
     group = Group(s.size, tuple(strands[b].size for b in s.bases), s.permutes, s.scales, s.signs, s.matrix)
     slots = []
     for value, o in places:
+        if s.matrix and value in solved.matrices.diagonals.get(atom, ()):
+            slots.append(Slot(value.name, o.axis, "folded to ones", o.offset, o.stride))
+            continue
         leaf = solved.leaf(value, o)
         role = "variance" if value.name in graph.tape.variances else _role(leaf)
         slots.append(Slot(value.name, o.axis, role, o.offset, o.stride, leaf.powers, leaf.flips))
     over = tuple(strands[b].name for b in s.bases)
-    return Wire(s.name, s.size, group, tuple(slots), over, None if s.permutes else atom.frozen or "it has one index")
+    pinned = None if s.permutes or s.matrix else atom.frozen or "it has one index"
+    return Wire(s.name, s.size, group, tuple(slots), over, pinned)
 
 
 def _role(leaf: Leaf) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,19 +16,23 @@ from intertwine.graph.graph import build_graph
 from intertwine.symmetry.certify import TOLERANCE, Certificate, certify
 from intertwine.symmetry.discover import Discovery, discover
 from intertwine.symmetry.element import Element, identity_move, random_move
-from intertwine.symmetry.layout import Leaf, Plus, Times, Tree, act
+from intertwine.symmetry.layout import Layout, Leaf, Plus, Still, Times, Tree, act
 from intertwine.symmetry.wire import Frozen, Wire
 
 #: Spread of random log-scales: near 1, so that float64 certificates stay far below 1e-9.
 SCALE_SPREAD = 0.2
 
 
-def symmetry(model: nn.Module, *example_args: Any, **example_kwargs: Any) -> Symmetry:
+def symmetry(model: nn.Module, *example_args: Any, continuous: bool = False, **example_kwargs: Any) -> Symmetry:
     """Find the symmetry of a network by reading its graph.
 
     Args:
         model: any `torch.nn.Module`. It is not changed, and the result does not depend on the values of its weights.
         *example_args, **example_kwargs: inputs the model can be called with; only their shapes matter.
+
+        continuous: let whole matrices act where only linear maps meet (per-head GL on queries and keys, values and
+            outputs) or lengths (orthogonal maps of a residual stream read through RMS norms). Norm weights are then
+            folded into their consumers by `act`; the default keeps the model's own parameterisation.
 
     Returns:
         A `Symmetry`: wires with their groups, what is frozen and why, elements, their action, and certificates.
@@ -45,13 +49,13 @@ def symmetry(model: nn.Module, *example_args: Any, **example_kwargs: Any) -> Sym
         >>> sym.certify(model, torch.zeros(1, 3)).ok
         True
     """
-    return from_program(capture(model, example_args, example_kwargs))
+    return from_program(capture(model, example_args, example_kwargs), continuous)
 
 
-def from_program(program: Program, distrusted: frozenset[str] = frozenset()) -> Symmetry:
+def from_program(program: Program, continuous: bool = False, distrusted: frozenset[str] = frozenset()) -> Symmetry:
     """The symmetry of a captured program; calls named in `distrusted` are treated as if they had no rule."""
-    found = discover(build_graph(program, distrusted))
-    return Symmetry(found.wires, found.frozen, found, distrusted)
+    found = discover(build_graph(program, distrusted), continuous)
+    return Symmetry(found.wires, found.frozen, found, continuous, distrusted)
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Symmetry:
     wires: tuple[Wire, ...]
     frozen: tuple[Frozen, ...]
     _discovery: Discovery = field(repr=False)
+    continuous: bool = False
     _distrusted: frozenset[str] = field(default=frozenset(), repr=False)
 
     # -- size ------------------------------------------------------------------------------------------------------
@@ -128,7 +133,7 @@ class Symmetry:
         """A new model with other weights and the same function. The given model is not touched."""
         self._check_element(g)
         self._check_model(model)
-        moved = copy.deepcopy(model)
+        moved = self.folded(model) if self._discovery.diagonals else copy.deepcopy(model)
         tied = tied_names(moved)
         with torch.no_grad():
             for name, tensor in [*moved.named_parameters(), *moved.named_buffers()]:
@@ -136,6 +141,17 @@ class Symmetry:
                 if layout is not None:
                     tensor.copy_(act(layout, tensor, g))
         return moved
+
+    def folded(self, model: nn.Module) -> nn.Module:
+        """The same function with every norm weight that stands in a matrix's way folded into its consumers.
+
+        Folding is itself an action of the default symmetry's scales and signs; without such weights it is a plain copy.
+        """
+        names = self._discovery.diagonals
+        if not names:
+            return copy.deepcopy(model)
+        plain = from_program(self._discovery.graph.program, False, self._distrusted)
+        return plain.act(unit_element(plain, model, names), model)
 
     def act_on_state(self, g: Element, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same on a state dict: a new dict, entries that no wire touches shared with the old one."""
@@ -197,7 +213,7 @@ class Symmetry:
         return certify(self, model, example_args, example_kwargs, trials, seed, tolerance, per_wire)
 
     def _distrusting(self, call: str) -> Symmetry:
-        return from_program(self._discovery.graph.program, self._distrusted | {call})
+        return from_program(self._discovery.graph.program, self.continuous, self._distrusted | {call})
 
     # -- checks and display ----------------------------------------------------------------------------------------
 
@@ -231,6 +247,32 @@ class Symmetry:
         return f"Symmetry({len(self.wires)} wires, e^{self.log_order:.0f} permutations, {self.dimension} continuous dimensions, {len(self.frozen)} frozen axes)"
 
 
+def unit_element(sym: Symmetry, model: nn.Module, names: tuple[str, ...]) -> Element:
+    """The element of scales and signs that turns some weight vectors into ones."""
+    moves = dict(sym.identity().moves)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in names:
+        weight = parameters[name].detach().to(torch.float64)
+        leaf = sym._discovery.parameters[name].axes[0]
+        assert isinstance(leaf, Leaf)
+        powers = [k for k, p in enumerate(leaf.powers) if p]
+        flips = [k for k, f in enumerate(leaf.flips) if f]
+        if not powers or not bool(weight.all()) or (not flips and bool((weight < 0).any())):
+            raise InputError(
+                f"{name!r} cannot be folded into its consumers (it has zeros, or no scale of its own), so no matrix can act through it. Use intertwine.symmetry without continuous=True."
+            )
+        move = moves[leaf.strand]
+        scale, sign = move.scale, move.sign
+        if scale is not None:
+            scale = scale.clone()
+            scale[powers[0]] = weight.abs() ** (-1 / float(leaf.powers[powers[0]]))
+        if sign is not None and flips:
+            sign = sign.clone()
+            sign[flips[0]] = weight.sign()
+        moves[leaf.strand] = replace(move, scale=scale, sign=sign)
+    return replace(sym.identity(), moves=moves)
+
+
 def _movable(tree: Tree) -> bool:
     return isinstance(tree, Leaf) or (isinstance(tree, (Times, Plus)) and any(_movable(p) for p in tree.parts))
 
@@ -250,10 +292,6 @@ def _covered(tree: Tree, sym: Symmetry) -> int:
     return 0
 
 
-def _resized(layout: Any, shape: tuple[int, ...]) -> Any:
+def _resized(layout: Layout, shape: tuple[int, ...]) -> Layout:
     """The layout with its motionless axes at the sizes of a given tensor (another batch, another image size)."""
-    from dataclasses import replace
-
-    from intertwine.symmetry.layout import Still
-
     return replace(layout, axes=tuple(a if _movable(a) else Still(n) for a, n in zip(layout.axes, shape, strict=True)))

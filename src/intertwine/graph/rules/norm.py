@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from intertwine.graph.registry import rule
 from intertwine.graph.rules.elementwise import out_labels
-from intertwine.graph.tape import Label, Law, NormFold, Tape, Value
+from intertwine.graph.tape import Label, Law, Length, Tape, Value
 
 Equations = tuple[dict[int, int], ...]
 
@@ -68,8 +68,8 @@ def normalise(t: Tape, x: Value, over: Sequence[Label], weight: Value | None, bi
     real = [{"x": 1}, {"out": 1, "weight": -1}, {"bias": 1, "out": -1}]
     sign = [{"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}, *([{"x": 1}] if centred else [])]
     law = Law(_number(real, names), _number(sign, names))
-    fold = NormFold("layer" if centred else "rms", over[0], weight, bias) if len(over) == 1 else None
-    return t.joint(operands, labels, mixes=over, laws={label: law for label in over}, norm=fold)
+    length = Length(over[0], weight) if len(over) == 1 and not centred else None
+    return t.joint(operands, labels, mixes=over, laws={label: law for label in over}, length=length)
 
 
 @rule("aten.group_norm")

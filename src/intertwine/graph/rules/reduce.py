@@ -11,7 +11,7 @@ from typing import Any
 
 from intertwine.graph.registry import rule
 from intertwine.graph.rules.elementwise import out_labels
-from intertwine.graph.tape import Label, Law, Tape, Value
+from intertwine.graph.tape import Label, Law, Length, Tape, Value
 
 Dims = int | Sequence[int] | None
 
@@ -29,14 +29,14 @@ def _reduced(t: Tape, x: Value, dims: Sequence[int], shape: tuple[int, ...]) -> 
     return labels, [label for d, label in enumerate(labels) if keep or d not in dims], keep
 
 
-def _reduce(t: Tape, x: Value, dims: Sequence[int], law: Law, inside: Law, shape: tuple[int, ...] | None = None) -> Value:
+def _reduce(t: Tape, x: Value, dims: Sequence[int], law: Law, inside: Law, euclidean: bool = False) -> Value:
     """A symmetric reduction: `law` along the axes that stay, `inside` along those that are reduced."""
-    shape = t.shape if shape is None else shape
-    labels, out, keep = _reduced(t, x, dims, shape)
+    labels, out, keep = _reduced(t, x, dims, t.shape)
     out = [("gone", d) if keep and d in dims else label for d, label in enumerate(out)] if keep else out
     mixes = [labels[d] for d in dims]
     laws = {label: inside if d in dims else law for d, label in enumerate(labels)}
-    return t.joint([(x, labels)], out, shape, mixes=mixes, laws=laws)
+    length = Length(labels[dims[0]]) if euclidean and len(dims) == 1 else None
+    return t.joint([(x, labels)], out, mixes=mixes, laws=laws, length=length)
 
 
 @rule("aten.sum", "aten.mean")
@@ -64,7 +64,7 @@ def extremum_of_all(t: Tape, x: Value) -> Value:
 
 @rule("aten.linalg_vector_norm", "aten.norm.ScalarOpt_dim", "aten.frobenius_norm.dim")
 def vector_norm(t: Tape, x: Value, order: float = 2, dim: Dims = None, *_: Any, **__: Any) -> Value:
-    return _reduce(t, x, _dims(x, dim), Law(({0: 1, 1: -1},), ({1: 1},)), _SIGN_BLIND_INSIDE)
+    return _reduce(t, x, _dims(x, dim), Law(({0: 1, 1: -1},), ({1: 1},)), _SIGN_BLIND_INSIDE, euclidean=order == 2)
 
 
 @rule("aten.var", "aten.std")

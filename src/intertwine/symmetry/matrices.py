@@ -1,0 +1,148 @@
+"""Matrix groups: atoms on which a whole matrix may act, because they only meet linear maps.
+
+An atom whose every meeting is linear carries GL(n), contragredient on the two sides of a contraction (queries and keys,
+values and output projection, per head by fibres). If besides linear maps it meets only lengths (RMS normalisation) and
+diagonal weights that can be folded into their consumers, it carries O(n).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from intertwine.graph.axes import Atom, resolve
+from intertwine.graph.graph import Graph
+from intertwine.graph.tape import Label, Law, Meeting, Pointwise, Reshaped, Value, Window
+from intertwine.symmetry.activation import activation_group
+from intertwine.symmetry.occurrence import Occurrence, occurrences
+from intertwine.symmetry.scales import Equations, Unknown
+
+
+@dataclass
+class Matrices:
+    """Atoms that carry a matrix group, and the diagonal weights that must be folded to ones first."""
+
+    kind: dict[Atom, str] = field(default_factory=dict)
+    diagonals: dict[Atom, set[Value]] = field(default_factory=lambda: defaultdict(set))
+    squares: set[Value] = field(default_factory=set)  # x² inside a length: no orthogonal map acts on these
+
+
+def find_matrices(graph: Graph, equations: Equations, scales: Mapping[Atom, list[dict[Unknown, object]]], over: Mapping[Atom, tuple[Atom, ...]]) -> Matrices:
+    """All atoms of the graph's parameters that carry GL(n) or O(n)."""
+    places = {v: occurrences(v) for v in graph.tape.values if not v.lazy}
+    found, obstacles, lengths = Matrices(), set[Atom](), set[Atom]()
+    squares = found.squares = _squares_that_are_summed(graph)
+    linear: dict[str, bool] = {}
+    for meeting in graph.tape.meetings:
+        if isinstance(meeting, Reshaped):
+            obstacles |= _reread(meeting, places)
+            continue
+        obstacles |= _uncovered(meeting, places)
+        for label, law in meeting.laws.items():
+            held = _held(meeting, label, places)
+            atoms = {o.atom for _, _, occurred in held for o in occurred}
+            if _is_linear(law, linear):
+                obstacles |= {a for a in atoms if len({frozenset((o.offset - w.start, o.stride) for o in os if o.atom is a) for _, w, os in held if any(o.atom is a for o in os)}) > 1}
+            elif all(_alone(v, w) for v, w, _ in held) and (_takes_length(meeting, label) or _of_squares(meeting, squares)):
+                lengths |= atoms
+                if meeting.length is not None and meeting.length.weight is not None:
+                    for a in atoms:
+                        found.diagonals[a].add(meeting.length.weight)
+            elif (weight := _diagonal(meeting, label, held, graph)) is not None:
+                for a in atoms:
+                    found.diagonals[a].add(weight)
+            else:
+                obstacles |= atoms
+    bases = {a for own in over.values() for a in own}
+    for atom, vectors in scales.items():
+        if atom in obstacles or atom in bases or atom.frozen is not None or atom.size < 2:
+            continue
+        if atom in lengths:
+            found.kind[atom] = "O"
+        elif not found.diagonals.get(atom) and len(vectors) == 1 and all(abs(vectors[0].get(u, 0)) == 1 for u in equations.unknowns_of[atom]):  # type: ignore[arg-type]
+            found.kind[atom] = "GL"
+    return found
+
+
+Held = list[tuple[Value, Window, list[Occurrence]]]
+
+
+def _held(meeting: Meeting, label: Label, places: Mapping[Value, list[list[Occurrence]]]) -> Held:
+    """(tensor, window, occurrences in it) for every operand that takes part in a label."""
+    return [
+        (operand.value, w, [o for o in places[operand.value][w.axis] if w.start <= o.offset < w.start + w.size])
+        for operand in meeting.operands
+        for w in operand.windows
+        if w.label == label
+    ]
+
+
+def _uncovered(meeting: Meeting, places: Mapping[Value, list[list[Occurrence]]]) -> set[Atom]:
+    found = set()
+    for operand in meeting.operands:
+        covered = {w.axis for w in operand.windows}
+        found |= {o.atom for i, axis in enumerate(places[operand.value]) if i not in covered for o in axis}
+    return found
+
+
+def _reread(meeting: Reshaped, places: Mapping[Value, list[list[Occurrence]]]) -> set[Atom]:
+    """Atoms that a reshape shows in another number of places than before."""
+    counts: list[dict[Atom, int]] = []
+    for value in (meeting.source, meeting.result):
+        count: dict[Atom, int] = defaultdict(int)
+        for axis in places[value]:
+            for o in axis:
+                count[o.atom] += 1
+        counts.append(count)
+    return {a for a in {*counts[0], *counts[1]} if counts[0].get(a) != counts[1].get(a)}
+
+
+def _is_linear(law: Law | Pointwise, known: dict[str, bool]) -> bool:
+    if isinstance(law, Law):
+        return law.linear
+    if law.key not in known:
+        known[law.key] = activation_group(law.fn).kind == "all"
+    return known[law.key]
+
+
+def _alone(value: Value, window: Window) -> bool:
+    return isinstance(resolve(value.axes[window.axis]), Atom) and window.size == value.shape[window.axis]
+
+
+def _squares_that_are_summed(graph: Graph) -> set[Value]:
+    """Tensors that are a square of another and are used for nothing but a sum over their last axis: lengths."""
+    uses: dict[Value, list[Meeting | Reshaped]] = defaultdict(list)
+    for meeting in graph.tape.meetings:
+        values = [o.value for o in meeting.operands] if isinstance(meeting, Meeting) else [meeting.source, meeting.result]
+        for value in set(values):
+            uses[value].append(meeting)
+    found = set()
+    for meeting in graph.tape.meetings:
+        if not isinstance(meeting, Meeting) or len(meeting.operands) != 2:
+            continue
+        square = meeting.operands[1].value
+        is_square = any(isinstance(law, Pointwise) and law.key.startswith(("aten.pow.Tensor_Scalar('x', 2", "aten.square")) for law in meeting.laws.values())
+        if is_square and len(uses[square]) == 2:
+            total = uses[square][1]
+            last = square.ndim - 1
+            if isinstance(total, Meeting) and len(total.operands) == 2 and all(w.label != ("lead", last) for w in total.operands[1].windows):
+                found.add(square)
+    return found
+
+
+def _takes_length(meeting: Meeting, label: Label) -> bool:
+    return meeting.length is not None and meeting.length.label == label
+
+
+def _of_squares(meeting: Meeting, squares: set[Value]) -> bool:
+    return any(operand.value in squares for operand in meeting.operands)
+
+
+def _diagonal(meeting: Meeting, label: Label, held: Held, graph: Graph) -> Value | None:
+    """The parameter vector of a plain product `x * weight` along this label, if that is what the meeting is."""
+    law = meeting.laws[label]
+    if not isinstance(law, Law) or len(law.real) != 1 or sorted(law.real[0].values()) != [-1, 1, 1] or not all(_alone(v, w) for v, w, _ in held):
+        return None
+    weights = [v for v, _, _ in held if v.ndim == 1 and graph.parameters.get(v.name) is v]
+    return weights[0] if len(weights) == 1 and len(held) == 3 else None
