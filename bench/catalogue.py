@@ -88,11 +88,11 @@ def _declare_torchvision_ops() -> None:
         _libraries.append(library)
 
 
-def _image(batch: int, size: int, channels: int = 3) -> torch.Tensor:
-    """An example batch of square images."""
+def _image(batch: int, side: int) -> torch.Tensor:
+    """An example batch of square colour images."""
     import torch
 
-    return torch.randn(batch, channels, size, size)
+    return torch.randn(batch, 3, side, side)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ TIMM: dict[str, str] = {
 }
 
 # Image sides other than 64. Either 64 is too small, or the side is part of the model (position tables, windows), or a
-# smaller side would make the model resize its position table, which it does not do in normal use.
+# smaller side would make the model resize its input or its position table, which it does not do in normal use.
 TIMM_SIDES: dict[str, int] = {
     "beit_base_patch16_224": 224,
     "halonet_h1": 256,
@@ -259,6 +259,7 @@ def smallest_of_each_timm_family() -> dict[str, str]:
 
 
 def _timm(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Build a timm model and a batch of images for it."""
     import timm
 
     model = timm.create_model(name, pretrained=False, **TIMM_OPTIONS.get(name, {}))
@@ -356,6 +357,7 @@ TORCHVISION_SIDES: dict[str, int] = {"inception_v3": 96, "maxvit_t": 224, "vit_h
 
 
 def _torchvision(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Build a torchvision model and a batch of images for it."""
     from torchvision.models import get_model
 
     side = TORCHVISION_SIDES.get(name, 64)
@@ -569,6 +571,7 @@ TRANSFORMERS: dict[str, Recipe] = {
 
 
 def _transformers(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Build a transformers model and the inputs its recipe names."""
     import torch
     import transformers
 

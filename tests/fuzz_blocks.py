@@ -56,14 +56,6 @@ class Fn(nn.Module):
         return self.fn(self, x)
 
 
-class Inner(nn.Module):
-    """What a block holds inside: the sub-networks, and what they return for the example tensor."""
-
-    def __init__(self, grow: Callable[[Tensor], tuple[nn.Module, Tensor]]) -> None:
-        super().__init__()
-        self.grow = grow
-
-
 Grow = Callable[[Tensor], tuple[nn.Module, Tensor]]
 Build = Callable[[Pick, Tensor, Sequence[Grow]], nn.Module]
 
@@ -259,7 +251,7 @@ def norm_by_hand(pick: Pick, x: Tensor) -> nn.Module:
             var, mean = torch.var_mean(x, axis, correction=0, keepdim=True)
             x = (x - mean) * torch.rsqrt(var + 1e-3)
         elif style == "l2":
-            x = F.normalize(x, dim=axis) if isinstance(axis, int) else x / (1e-3 + x.norm(dim=axis, keepdim=True))
+            x = F.normalize(x, dim=axis) if isinstance(axis, int) else x / (1e-3 + torch.linalg.vector_norm(x, dim=axis, keepdim=True))
         elif style == "l1":
             x = x / (1e-3 + x.abs().sum(axis, keepdim=True))
         else:
@@ -328,17 +320,18 @@ def pool(pick: Pick, x: Tensor) -> nn.Module:
 def scale(pick: Pick, x: Tensor) -> nn.Module:
     """Layer scale, a learned shift, a learned temperature, a learned exponent."""
     parts = {"w": param(*per_channel(x)), "one": param(1)}
-    fn = pick(
-        lambda m, x: x * m.w,
-        lambda m, x: x + m.w,
-        lambda m, x: x * m.one + m.w,
-        lambda m, x: x / (1 + m.w.abs()),
-        lambda m, x: x * m.one.exp(),
-        lambda m, x: torch.addcmul(m.w, x, m.one),
-        lambda m, x: torch.lerp(x, m.w.expand_as(x), m.one),
-        lambda m, x: x.abs() ** (1 + m.w.abs()),
+    names, fn = pick(
+        ("w", lambda m, x: x * m.w),
+        ("w", lambda m, x: x + m.w),
+        ("w one", lambda m, x: x * m.one + m.w),
+        ("w", lambda m, x: x / (1 + m.w.abs())),
+        ("one", lambda m, x: x * m.one.exp()),
+        ("w one", lambda m, x: torch.addcmul(m.w, x, m.one)),
+        ("w one", lambda m, x: torch.lerp(x, m.w.expand_as(x), m.one)),
+        ("w", lambda m, x: x.abs() ** (1 + m.w.abs())),
+        ("w one", lambda m, x: x * m.one),  # w is never used
     )
-    return Fn(fn, **parts)
+    return Fn(fn, **{name: parts[name] for name in names.split()})
 
 
 # -- blocks of several layers ------------------------------------------------------------------------------------------
@@ -418,7 +411,7 @@ def view_round_trip(pick: Pick, x: Tensor) -> nn.Module:
     inner = width_of(x) // outer
     fn = pick(torch.relu, torch.tanh, lambda v: v)
     style = pick("plain", "swap", "mean", "softmax", "scale", "norm")
-    parts = {"w": param(outer, inner, *([1] * (x.ndim - axis - 1)))}
+    parts = {"w": param(outer, inner, *([1] * (x.ndim - axis - 1)))} if style == "scale" else {}
     swapped = [*range(axis), axis + 1, axis, *range(axis + 2, x.ndim + 1)]
 
     def forward(m: Any, x: Tensor) -> Tensor:
@@ -764,7 +757,7 @@ def in_place(pick: Pick, x: Tensor, inner: Sequence[Grow]) -> nn.Module:
             z.select(axis, 0).zero_()
         return z
 
-    return Fn(forward, body=body, w=param(*per_channel(x)))
+    return Fn(forward, body=body, **({"w": param(*per_channel(x))} if style == "mul" else {}))
 
 
 # -- weights that are computed -----------------------------------------------------------------------------------------
@@ -991,7 +984,7 @@ def other_attention(pick: Pick, x: Tensor) -> nn.Module:
     if style == "encoder":
         return nn.TransformerEncoderLayer(c, heads, pick.width(), batch_first=True, norm_first=pick(True, False), activation=pick("relu", "gelu"))
     if style == "cross":
-        return nn.TransformerDecoderLayer(c, heads, pick.width(), batch_first=True).eval() if False else _cross(x, heads, pick)
+        return _cross(x, heads, pick)
     if style == "channels":
         parts = {"qkv": nn.Linear(c, 3 * c), "heat": param(heads, 1, 1), "proj": nn.Linear(c, c)}
         return Fn(lambda m, x: _over_channels(m, x, heads), **parts)
@@ -1132,21 +1125,26 @@ def head(pick: Pick, x: Tensor) -> nn.Module:
     """From the last tensor to the output."""
     classes = pick(3, 5)
     if x.ndim == 3:
-        read = pick(
-            lambda m, x: m.last(x.mean(1)),
-            lambda m, x: m.last(x[:, 0]),
-            lambda m, x: m.last(x.amax(1)),
-            lambda m, x: m.last(x),
-            lambda m, x: m.flat(x.flatten(1)),
-            lambda m, x: m.last(x).softmax(-1),
+        part, read = pick(
+            ("last", lambda m, x: m.last(x.mean(1))),
+            ("last", lambda m, x: m.last(x[:, 0])),
+            ("last", lambda m, x: m.last(x.amax(1))),
+            ("last", lambda m, x: m.last(x)),
+            ("flat", lambda m, x: m.flat(x.flatten(1))),
+            ("last", lambda m, x: m.last(x).softmax(-1)),
         )
-        return Fn(read, last=nn.Linear(width_of(x), classes), flat=nn.Linear(x[0].numel(), classes))
-    read = pick(
-        lambda m, x: m.last(x.mean((2, 3))),
-        lambda m, x: m.last(F.adaptive_avg_pool2d(x, 1).flatten(1)),
-        lambda m, x: m.flat(x.flatten(1)),
-        lambda m, x: m.last(x.amax((-2, -1))),
-        lambda m, x: m.map(x),
-        lambda m, x: m.last(F.relu(x).flatten(2).sum(2)),
-    )
-    return Fn(read, last=nn.Linear(width_of(x), classes), flat=nn.Linear(x[0].numel(), classes), map=nn.Conv2d(width_of(x), classes, 1))
+    else:
+        part, read = pick(
+            ("last", lambda m, x: m.last(x.mean((2, 3)))),
+            ("last", lambda m, x: m.last(F.adaptive_avg_pool2d(x, 1).flatten(1))),
+            ("flat", lambda m, x: m.flat(x.flatten(1))),
+            ("last", lambda m, x: m.last(x.amax((-2, -1)))),
+            ("map", lambda m, x: m.map(x)),
+            ("last", lambda m, x: m.last(F.relu(x).flatten(2).sum(2))),
+        )
+    layers = {
+        "last": lambda: nn.Linear(width_of(x), classes),
+        "flat": lambda: nn.Linear(x[0].numel(), classes),
+        "map": lambda: nn.Conv2d(width_of(x), classes, 1),
+    }
+    return Fn(read, **{part: layers[part]()})

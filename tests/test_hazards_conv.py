@@ -1,5 +1,8 @@
 """Convolutions: every hazard that an image network holds for a symmetry, each with the group it must leave."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 import torch.nn.functional as F
 from networks import Net, edited, element, gap, parameter, permutation, prove, same_weights, wire_at
@@ -293,7 +296,7 @@ def test_weight_standardisation() -> None:
             net,
             image(),
             wires=[
-                "S_4 on stem.weight[0], stem.bias[0], conv.weight[1]" + (" ×9" * 0),
+                "S_4 on stem.weight[0], stem.bias[0], conv.weight[1]",
                 "S_5 ⋉ (R*)^5 on conv.weight[0], conv.bias[0], gain[0], head.weight[1]",
             ],
         )
@@ -415,31 +418,42 @@ def test_prelu_per_channel() -> None:
     prove(shared, image(), wires=[f"{RELU_5} on a.weight[0], a.bias[0], b.weight[1]"])
 
 
-def test_max_pooling() -> None:
-    places = "a.weight[0], a.bias[0], b.weight[1]"
-    for pool in (nn.MaxPool2d(2), nn.AdaptiveMaxPool2d((3, 2)), nn.MaxPool2d(3, stride=1, dilation=2)):
-        net = Net(lambda m, x: m.b(m.pool(m.a(x))), a=nn.Conv2d(3, 5, 1), pool=pool, b=nn.Conv2d(5, 2, 1))
-        prove(net, image(), wires=[f"{RELU_5} on {places}"])
+def pooled(pool: nn.Module) -> Net:
+    return Net(lambda m, x: m.b(m.pool(m.a(x))), a=nn.Conv2d(3, 5, 1), pool=pool, b=nn.Conv2d(5, 2, 1))
 
 
-def test_average_pooling() -> None:
-    places = "a.weight[0], a.bias[0], b.weight[1]"
-    for pool in (nn.AvgPool2d(2), nn.AdaptiveAvgPool2d((3, 2)), nn.Upsample(scale_factor=2, mode="bilinear")):
-        net = Net(lambda m, x: m.b(m.pool(m.a(x))), a=nn.Conv2d(3, 5, 1), pool=pool, b=nn.Conv2d(5, 2, 1))
-        prove(net, image(), wires=[f"S_5 ⋉ (R*)^5 on {places}"])
+@pytest.mark.parametrize(
+    "pool",
+    [nn.MaxPool2d(2), nn.MaxPool2d(3, stride=1, dilation=2), nn.AdaptiveMaxPool2d((3, 2))],
+    ids=str,
+)
+def test_max_pooling(pool: nn.Module) -> None:
+    prove(pooled(pool), image(), wires=[f"{RELU_5} on a.weight[0], a.bias[0], b.weight[1]"])
 
 
-def test_global_pooling() -> None:
-    pools = {
-        "S_5 ⋉ (R*)^5": [lambda x: x.mean((2, 3)), lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1), lambda x: x.sum((-1, -2))],
-        RELU_5: [lambda x: x.amax((2, 3)), lambda x: F.adaptive_max_pool2d(x, 1).flatten(1), lambda x: x.flatten(2).max(-1)[0]],
-        # log-sum-exp pooling keeps the order alone
-        "S_5": [lambda x: x.logsumexp((2, 3))],
-    }
-    for group, functions in pools.items():
-        for pool in functions:
-            net = Net(lambda m, x, pool=pool: m.fc(pool(m.conv(x))), conv=nn.Conv2d(3, 5, 3), fc=nn.Linear(5, 2))
-            prove(net, image(), wires=[f"{group} on conv.weight[0], conv.bias[0], fc.weight[1]"])
+@pytest.mark.parametrize(
+    "pool", [nn.AvgPool2d(2), nn.AdaptiveAvgPool2d((3, 2)), nn.Upsample(scale_factor=2, mode="bilinear")], ids=str
+)
+def test_average_pooling(pool: nn.Module) -> None:
+    prove(pooled(pool), image(), wires=["S_5 ⋉ (R*)^5 on a.weight[0], a.bias[0], b.weight[1]"])
+
+
+@pytest.mark.parametrize(
+    ("group", "pool"),
+    [
+        ("S_5 ⋉ (R*)^5", lambda x: x.mean((2, 3))),
+        ("S_5 ⋉ (R*)^5", lambda x: x.sum((-1, -2))),
+        ("S_5 ⋉ (R*)^5", lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1)),
+        (RELU_5, lambda x: x.amax((2, 3))),
+        (RELU_5, lambda x: x.flatten(2).max(-1)[0]),
+        (RELU_5, lambda x: F.adaptive_max_pool2d(x, 1).flatten(1)),
+        ("S_5", lambda x: x.logsumexp((2, 3))),
+    ],
+    ids=["mean", "sum", "adaptive average", "amax", "max of a flat image", "adaptive maximum", "log-sum-exp"],
+)
+def test_global_pooling(group: str, pool: Callable[[Tensor], Tensor]) -> None:
+    net = Net(lambda m, x: m.fc(pool(m.conv(x))), conv=nn.Conv2d(3, 5, 3), fc=nn.Linear(5, 2))
+    prove(net, image(), wires=[f"{group} on conv.weight[0], conv.bias[0], fc.weight[1]"])
 
 
 def test_conv_transpose() -> None:

@@ -7,12 +7,15 @@ Higher-order wrappers that only set a context (no_grad, autocast) are inlined. W
 
 from __future__ import annotations
 
+import copy
+import io
+import logging
 import operator
 import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +93,7 @@ class Program:
 def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Program:
     """Turn `model(*args, **kwargs)` into a `Program`; raises `InputError` or `CaptureError` with what to do next."""
     check_model(model)
-    exported = _export(model, args, dict(kwargs or {}))
+    exported = _export(fresh_copy(model), args, dict(kwargs or {}))
     sources = tuple(_sources(model, exported))
     calls: list[Call] = []
     names = {spec.arg.name: spec.arg.name for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
@@ -103,6 +106,28 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
     program = Program(sources, tuple(calls), outputs, model.training)
     _refuse_randomness(program)
     return program
+
+
+def fresh_copy(model: nn.Module) -> nn.Module:
+    """A copy of the modules around the same tensors, with the caches that some layers keep between forwards emptied.
+
+    Tracing may write to a module's attributes, and a cached function of the weights would hide them; neither must touch
+    the user's model. Layers that cache drop it when they change to training mode, so the copy goes there and back.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    copied = copy.deepcopy(model, {id(t): t for t in tensors})
+    empty_caches(copied)
+    return copied
+
+
+def empty_caches(model: nn.Module) -> None:
+    """Make layers forget what they computed from their weights in an earlier forward; modes are left as they were."""
+    modes = {name: module.training for name, module in model.named_modules()}
+    top = model.training
+    model.train(True)
+    model.train(top)
+    for name, module in model.named_modules():
+        module.training = modes.get(name, top)
 
 
 def check_model(model: nn.Module) -> None:
@@ -134,10 +159,25 @@ def check_model(model: nn.Module) -> None:
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
     try:
-        with quiet_forward(), torch.no_grad():
+        with quiet_forward(), _quiet_export(), torch.no_grad():
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise _explain(model, args, kwargs, error) from error
+
+
+@contextmanager
+def _quiet_export() -> Iterator[None]:
+    """Keep torch.export from printing whole graphs when it fails; the error that follows says what matters."""
+    loggers = [logging.getLogger(name) for name in ("torch.fx.experimental.symbolic_shapes", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager

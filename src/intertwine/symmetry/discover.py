@@ -21,6 +21,7 @@ from intertwine.symmetry.scales import Equations, Unknown, collect, independent_
 from intertwine.symmetry.wire import Frozen, Group, Slot, Wire
 
 Vector = dict[Unknown, Fraction]
+_ZERO = Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Solved:
         if self.matrices.kind.get(o.atom) == "O":
             return Leaf(self.strand_of[o.atom], o.atom.size, (Fraction(1),))
         unknown = self.equations.at(value, o)
-        powers = tuple(v.get(unknown, Fraction(0)) for v in self.scales.get(o.atom, ()))
-        flips = tuple(int(v.get(unknown, Fraction(0))) for v in self.signs.get(o.atom, ()))
+        powers = tuple(v.get(unknown, _ZERO) for v in self.scales.get(o.atom, ()))
+        flips = tuple(int(v.get(unknown, _ZERO)) for v in self.signs.get(o.atom, ()))
         return Leaf(self.strand_of[o.atom], o.atom.size, powers, flips)
 
     def layout(self, value: Value, variances: Mapping[str, float]) -> Layout:

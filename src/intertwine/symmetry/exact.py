@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from intertwine.graph.capture import quiet_forward
+from intertwine.graph.capture import empty_caches, quiet_forward
 
 _LOW = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -46,6 +46,7 @@ def generic_copy(model: nn.Module, seed: int) -> nn.Module:
     values around 1 or 0; everything else keeps its values.
     """
     model = copy.deepcopy(model).to(torch.float64)
+    empty_caches(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

@@ -57,7 +57,7 @@ def _check_meeting(meeting: Meeting, places: dict[Value, list[list[Occurrence]]]
         labels = _labels(operand)
         for window in operand.windows:
             for o in places[operand.value][window.axis]:
-                if not window.start <= o.offset < window.start + window.size:
+                if not o.meets(window):
                     continue
                 for a in list(bases[o.atom]):
                     axis = pairings[operand.value, o].get(a)

@@ -71,7 +71,7 @@ Held = list[tuple[Value, Window, list[Occurrence]]]
 def _held(meeting: Meeting, label: Label, places: Mapping[Value, list[list[Occurrence]]]) -> Held:
     """(tensor, window, occurrences in it) for every operand that takes part in a label."""
     return [
-        (operand.value, w, [o for o in places[operand.value][w.axis] if w.start <= o.offset < w.start + w.size])
+        (operand.value, w, [o for o in places[operand.value][w.axis] if o.meets(w)])
         for operand in meeting.operands
         for w in operand.windows
         if w.label == label

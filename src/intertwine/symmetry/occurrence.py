@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from intertwine.graph.axes import Atom, Axis, Product, Sum, factors_of, resolve
-from intertwine.graph.tape import Value
+from intertwine.graph.tape import Value, Window
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,12 @@ class Occurrence:
     axis: int
     offset: int
     stride: int
+    region: tuple[int, int]  # the stretch of the axis it spreads over, which is wider than itself inside a product
     beside: tuple[Atom, ...] = ()
+
+    def meets(self, window: Window) -> bool:
+        """Whether it may stand inside a window of its axis."""
+        return self.axis == window.axis and self.region[0] < window.start + window.size and window.start < self.region[1]
 
     @property
     def key(self) -> tuple[Atom, int, int]:
@@ -29,21 +34,25 @@ class Occurrence:
 
 def occurrences(value: Value) -> list[list[Occurrence]]:
     """The occurrences in each axis of a tensor."""
-    return [list(_walk(resolve(a), i, 0, 1, ())) for i, a in enumerate(value.axes)]
+    return [list(_walk(resolve(a), i, 0, 1, (0, a.size), ())) for i, a in enumerate(value.axes)]
 
 
-def _walk(axis: Axis, index: int, offset: int, stride: int, beside: tuple[Atom, ...]) -> Iterator[Occurrence]:
+def _walk(
+    axis: Axis, index: int, offset: int, stride: int, region: tuple[int, int], beside: tuple[Atom, ...]
+) -> Iterator[Occurrence]:
     if isinstance(axis, Atom):
-        yield Occurrence(axis, index, offset, stride, beside)
+        yield Occurrence(axis, index, offset, stride, region, beside)
     elif isinstance(axis, Product):
         inner = axis.size
         for position, factor in enumerate(axis.factors):
             inner //= factor.size
             siblings = tuple(f for i, f in enumerate(axis.factors) if i != position and isinstance(f, Atom))
-            yield from _walk(factor, index, offset, stride * inner, beside + siblings)
+            yield from _walk(factor, index, offset, stride * inner, region, beside + siblings)
     elif isinstance(axis, Sum):
+        repeats = region[1] - region[0] > axis.size * stride  # the whole sum stands several times in its region
         for term in axis.terms:
-            yield from _walk(term, index, offset, stride, beside)
+            own = region if repeats else (offset, offset + term.size * stride)
+            yield from _walk(term, index, offset, stride, own, beside)
             offset += term.size * stride
 
 

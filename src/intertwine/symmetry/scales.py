@@ -99,9 +99,8 @@ def _collect_meeting(equations: Equations, meeting: Meeting, places: dict[Value,
         for window in operand.windows:
             if window.label not in by_label:
                 continue
-            end = window.start + window.size
             for o in places[operand.value][window.axis]:
-                if window.start <= o.offset < end:
+                if o.meets(window):
                     key = (o.atom, o.offset - window.start, o.stride)
                     by_label[window.label][i][key].append(equations.at(operand.value, o))
     for label, law in meeting.laws.items():

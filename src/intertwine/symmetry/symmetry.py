@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.errors import InputError, MismatchError
-from intertwine.graph.capture import Program, capture, tied_names
+from intertwine.graph.capture import Program, capture, empty_caches, tied_names
 from intertwine.graph.graph import build_graph
 from intertwine.symmetry.certify import TOLERANCE, Certificate, certify
 from intertwine.symmetry.discover import Discovery, discover
@@ -140,6 +140,7 @@ class Symmetry:
                 layout = self._discovery.parameters.get(tied[name])
                 if layout is not None:
                     tensor.copy_(act(layout, tensor, g))
+        empty_caches(moved)
         return moved
 
     def folded(self, model: nn.Module) -> nn.Module:

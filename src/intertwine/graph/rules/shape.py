@@ -93,6 +93,7 @@ def copy(t: Tape, old: Value, x: Value, *_: Any) -> Value:
 @rule("aten.repeat", "aten.tile")
 def repeat(t: Tape, x: Value, repeats: Sequence[int]) -> Value:
     """Each axis becomes (copies, axis); the copies are alike, so they may change places freely."""
+    repeats = [*[1] * (x.ndim - len(repeats)), *repeats]
     padded = t.reshape(x, (*[1] * (len(repeats) - x.ndim), *x.shape))
     shape = [n for r, s in zip(repeats, padded.shape, strict=True) for n in (r, s)]
     labels = [("axis", i) for i in range(padded.ndim)]

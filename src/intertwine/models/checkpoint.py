@@ -1,0 +1,101 @@
+"""Checkpoints: read as data, never as code, and loaded only into the architecture they belong to."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from intertwine.errors import InputError, MismatchError
+from intertwine.graph.capture import tied_names
+
+#: Keys under which training scripts keep the weights beside other things, and prefixes that wrappers put before names.
+NESTS = ("state_dict", "model_state_dict", "model", "module", "params", "weights")
+WRAPPERS = ("module.", "_orig_mod.")
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a `torch.save` file that holds nothing but data.
+
+    Raises:
+        InputError: the file is missing, cannot be read, holds no tensors, or would run code when it is read.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"The weights {path} were asked for, but there is no such file. Give the path of one checkpoint file.")
+    try:
+        found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise _refusal(path, error) from error
+    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{path} could not be read as a checkpoint: {first} Give a safetensors file, or one written by torch.save."
+        ) from error
+    return _tensors(found, path)
+
+
+def _refusal(path: str | Path, error: pickle.UnpicklingError) -> InputError:
+    if "weights_only" not in str(error).lower():
+        return InputError(f"{path} is no checkpoint: {error}. Give a safetensors file, or one written by torch.save.")
+    names = re.findall(r"GLOBAL ([\w.]+)", str(error))
+    needs = f"it needs {names[0]}" if names else "it holds more than tensors"
+    return InputError(
+        f"{path} was refused: reading it could run code ({needs}), and a checkpoint must be data. If you trust where it "
+        "comes from, open it there and save its tensors alone: "
+        "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')."
+    )
+
+
+def _tensors(found: Any, path: str | Path) -> dict[str, Tensor]:
+    for nest in NESTS:
+        if isinstance(found, Mapping) and isinstance(found.get(nest), Mapping):
+            found = found[nest]
+    state = {str(k): v for k, v in found.items() if isinstance(v, Tensor)} if isinstance(found, Mapping) else {}
+    if not state:
+        raise InputError(
+            f"{path} holds no tensors by name (it holds a {type(found).__name__}). Save a state dict: "
+            "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')."
+        )
+    return state
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
+    """Load a state dict into a model that was just built; every name and shape must fit.
+
+    One of several tied names is enough, and step counters of BatchNorm may be missing.
+    """
+    wanted = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    state = _unwrapped(state, wanted)
+    tied = tied_names(model)
+    known = {tied.get(name, name) for name in state}
+    missing = [n for n in wanted if tied.get(n, n) not in known and not n.endswith("num_batches_tracked")]
+    foreign = [name for name in state if name not in wanted]
+    misshapen = [
+        f"{n} (file {tuple(t.shape)}, model {wanted[n]})"
+        for n, t in state.items()
+        if n in wanted and tuple(t.shape) != wanted[n]
+    ]
+    kinds = {"missing from the file": missing, "not in the model": foreign, "of another shape": misshapen}
+    faults = [f"{len(names)} {kind}: {', '.join(names[:3])}{' …' * (len(names) > 3)}" for kind, names in kinds.items() if names]
+    if faults:
+        raise MismatchError(
+            f"The weights in {path} do not fit {type(model).__name__}: {'; '.join(faults)}. "
+            "Give the checkpoint of this architecture, or name the architecture of this checkpoint."
+        )
+    model.load_state_dict(state, strict=False)
+
+
+def _unwrapped(state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """The state without the prefix that a parallel or compiled wrapper left on every name."""
+    for prefix in WRAPPERS:
+        if all(name.startswith(prefix) for name in state) and not any(name.startswith(prefix) for name in wanted):
+            state = {name.removeprefix(prefix): t for name, t in state.items()}
+    return state

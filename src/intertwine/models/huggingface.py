@@ -1,0 +1,121 @@
+"""Models of transformers, built from a configuration alone: a model type, or a config.json. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intertwine.errors import InputError
+from intertwine.models.inputs import Example
+from intertwine.models.library import import_library, unknown
+
+WORDS = 16  # length of an example text
+SAMPLES = 8000  # length of an example sound
+
+
+def from_transformers(name: str) -> tuple[nn.Module, Example | None]:
+    """A transformers model as its configuration says, and example inputs of every kind its forward asks for."""
+    transformers = import_library("transformers")
+    config = _config(transformers, name)
+    for part in (config, getattr(config, "text_config", None)):
+        if hasattr(part, "use_cache"):
+            part.use_cache = False  # a cache is an output of no interest here
+    kind = _model_class(transformers, config)
+    _check_room(kind, config, name)
+    model = _instance(kind, config).float()
+    return model, _example(model)
+
+
+def _config(transformers: ModuleType, name: str) -> Any:
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if path.suffix != ".json":
+        known = transformers.CONFIG_MAPPING
+        if name not in known:
+            raise unknown("The transformers model type", name, known.keys(), "Or give the path of a config.json.")
+        return known[name]()
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"The configuration {path} could not be read: {error}. Give the path of a config.json.") from error
+    kind = written.get("model_type") if isinstance(written, dict) else None
+    if kind not in transformers.CONFIG_MAPPING:
+        raise InputError(
+            f"{path} names the model type {kind!r}, which this transformers does not know (code from elsewhere is never "
+            "run). Install a transformers that has it, or wrap the model in a file: path/to/file.py:factory."
+        )
+    return transformers.CONFIG_MAPPING[kind].from_dict(written)
+
+
+def _model_class(transformers: ModuleType, config: Any) -> Any:
+    """The class the configuration names; else the first of the automatic classes that has this type, head included."""
+    for name in getattr(config, "architectures", None) or ():
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    both = hasattr(config, "text_config") and hasattr(config, "vision_config")
+    kinds = ["PreTraining", "SpeechSeq2Seq", "Seq2SeqLM", "CausalLM", "ImageClassification"]
+    for auto in ([] if both else [f"AutoModelFor{kind}" for kind in kinds]) + ["AutoModel"]:
+        chosen = getattr(transformers, auto)
+        if type(config) in chosen._model_mapping:
+            return chosen
+    raise InputError(f"transformers has no model for the type {config.model_type!r}. Give a type that is a model of its own.")
+
+
+def _instance(kind: Any, config: Any) -> nn.Module:
+    return kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+
+
+def _check_room(kind: Any, config: Any, name: str) -> None:
+    """Refuse, before it is built, a model that does not fit into the machine's memory."""
+    with torch.device("meta"):
+        size = 4 * sum(p.numel() for p in _instance(kind, config).parameters())
+    memory = physical_memory()
+    if memory is not None and size > memory:
+        raise InputError(
+            f"hf:{name} needs {size / 1e9:.0f} GB for its weights alone, and this machine has {memory / 1e9:.0f} GB. Copy its "
+            "config.json, lower num_hidden_layers (the symmetry of a block does not depend on their number), and pass that file."
+        )
+
+
+def physical_memory() -> int | None:
+    """The memory of the machine in bytes, where the system tells."""
+    names = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" not in names or "SC_PAGE_SIZE" not in names:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _example(model: Any) -> Example | None:
+    config = model.config
+    text, vision = getattr(config, "text_config", config), getattr(config, "vision_config", config)
+    main = model.main_input_name
+    makers = {
+        "input_ids": lambda: _words(text),
+        "pixel_values": lambda: _image(vision),
+        "input_features": lambda: torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions),
+        "input_values": lambda: torch.randn(1, SAMPLES),
+    }
+    if main not in makers:
+        return None
+    kwargs = {main: makers[main]()}
+    if main == "input_ids" and text is not config and vision is not config and hasattr(config, "projection_dim"):
+        kwargs["pixel_values"] = _image(vision)  # two towers, one for words and one for images
+    if getattr(config, "is_encoder_decoder", False):
+        kwargs["decoder_input_ids"] = _words(text)
+    return (), kwargs
+
+
+def _words(config: Any) -> Tensor:
+    length = min(WORDS, getattr(config, "max_position_embeddings", None) or WORDS)
+    return torch.randint(min(3, config.vocab_size - 1), config.vocab_size, (1, length))  # above the special tokens
+
+
+def _image(config: Any) -> Tensor:
+    size = getattr(config, "image_size", 224)
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return torch.randn(1, getattr(config, "num_channels", 3), height, width)

@@ -1,0 +1,1 @@
+"""What a person reads: outlines of a symmetry, its picture, and self-contained HTML pages."""

@@ -1,0 +1,363 @@
+"""Elements: the laws of a group, the action on models, features and optimizers, and files.
+
+The network here has every kind of wire at once: heads over grouped keys (fibres), a ReLU (scales), a tanh (signs).
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import Net, certified, gap, parameter, same_weights
+from torch import Tensor, nn
+
+import intertwine as it
+from intertwine.symmetry.element import Element
+from intertwine.symmetry.symmetry import Symmetry
+
+SEEDS = pytest.mark.parametrize("seed", range(3))
+
+
+def inputs() -> Tensor:
+    return torch.randn(4, 9, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+class Attention(nn.Module):
+    """3 key heads of dimension 5, each read by 2 query heads, around a stream of width 7."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = nn.Linear(7, 30), nn.Linear(7, 15), nn.Linear(7, 15), nn.Linear(30, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (-1, 5)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        return self.o(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """A residual block with a norm: everything it computes has a module path of its own."""
+
+    def __init__(self, activation: nn.Module, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.act, self.down = nn.RMSNorm(7), nn.Linear(7, hidden), activation, nn.Linear(hidden, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+class Network(nn.Module):
+    """Stem, attention, two residual blocks, a ReLU on the stream, head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.attention = nn.Linear(2, 7), Attention()
+        self.blocks = nn.Sequential(Block(nn.ReLU(), 11), Block(nn.Tanh(), 13))
+        self.final, self.act, self.head = nn.Linear(7, 17), nn.ReLU(), nn.Linear(17, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = self.blocks(x + self.attention(x))
+        return self.head(self.act(self.final(x)))
+
+
+@cache
+def found() -> tuple[Network, Symmetry]:
+    torch.manual_seed(0)
+    net = Network().double()
+    return net, certified(it.symmetry(net, inputs()), net, inputs())
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_network_has_every_kind_of_wire() -> None:
+    _, sym = found()
+    groups = {str(w.group) for w in sym.wires}
+    assert {"(S_2)³", "(S_5 ⋉ (R*)^5)³", "S_3", "S_11 ⋉ (R₊)^11", "S_13 ⋉ {±1}^13"} <= groups
+    assert any(len(w.over) == 1 for w in sym.wires)
+
+
+@SEEDS
+def test_associativity(seed: int) -> None:
+    _, sym = found()
+    f, g, h = (sym.random(seed=3 * seed + k) for k in range(3))
+    assert ((f @ g) @ h).distance(f @ (g @ h)) < 1e-12
+
+
+@SEEDS
+def test_identity_and_inverse(seed: int) -> None:
+    _, sym = found()
+    g, e = sym.random(seed=seed), sym.identity()
+    assert (g @ e).distance(g) == 0
+    assert (e @ g).distance(g) == 0
+    assert (g @ g.inverse()).distance(e) < 1e-12
+    assert (g.inverse() @ g).distance(e) < 1e-12
+    assert g.inverse().inverse().distance(g) < 1e-12
+
+
+def test_inverse_of_a_product() -> None:
+    _, sym = found()
+    g, h = sym.random(seed=0), sym.random(seed=1)
+    assert (g @ h).inverse().distance(h.inverse() @ g.inverse()) < 1e-12
+    assert (g @ h).distance(h @ g) >= 1, "the group is not commutative, so the order of the factors is tested too"
+
+
+# -- on models ---------------------------------------------------------------------------------------------------------
+
+
+@SEEDS
+def test_acting_is_a_homomorphism(seed: int) -> None:
+    net, sym = found()
+    g, h = sym.random(seed=seed), sym.random(seed=seed + 10)
+    assert same_weights(sym.act(g @ h, net), sym.act(g, sym.act(h, net)))
+    assert not same_weights(sym.act(g @ h, net), sym.act(h, sym.act(g, net)))
+    assert same_weights(sym.act(g.inverse(), sym.act(g, net)), net)
+    assert same_weights(sym.act(sym.identity(), net), net)
+
+
+def test_acting_keeps_the_function_and_moves_every_wire() -> None:
+    net, sym = found()
+    g = sym.random(seed=1)
+    moved = sym.act(g, net)
+    assert gap(net, moved, inputs()) < 1e-12
+    for wire in sym.wires:
+        alone = sym.act(g.only(wire.name), net)
+        changed = {name for name, t in net.state_dict().items() if not torch.equal(t, alone.state_dict()[name])}
+        assert changed == {slot.parameter for slot in wire.slots}, wire
+
+
+def test_acting_on_a_state_dict() -> None:
+    net, sym = found()
+    g = sym.random(seed=2)
+    state, moved = sym.act_on_state(g, net.state_dict()), sym.act(g, net).state_dict()
+    assert state.keys() == moved.keys()
+    assert all(torch.equal(state[name], moved[name]) for name in moved)
+
+
+def test_acting_never_changes_the_model_given() -> None:
+    net, sym = found()
+    before = copy.deepcopy(net.state_dict())
+    x = inputs()
+    g = sym.random(seed=3)
+    optimizer = torch.optim.Adam(net.parameters())
+    sym.act(g, net)
+    sym.act_on_state(g, net.state_dict())
+    sym.act_on_features(g, "stem", net.stem(x))
+    sym.act_on_optimizer(g, optimizer, net)
+    sym.certify(net, x)
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in net.parameters())
+    assert torch.equal(x, inputs())
+
+
+def test_the_moved_model_shares_nothing() -> None:
+    net, sym = found()
+    moved = sym.act(sym.identity(), net)
+    addresses = {p.data_ptr() for p in net.parameters()}
+    assert addresses.isdisjoint(p.data_ptr() for p in moved.parameters())
+
+
+def test_acting_on_a_float32_model_keeps_its_type() -> None:
+    net, sym = found()
+    moved = sym.act(sym.random(seed=4), copy.deepcopy(net).float())
+    assert {p.dtype for p in moved.parameters()} == {torch.float32}
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    net, sym = found()
+    g = sym.random(seed=5)
+    g.save(tmp_path / "g.safetensors")
+    loaded = Element.load(tmp_path / "g.safetensors")
+    assert loaded.strands == g.strands
+    assert loaded.signature == g.signature
+    assert loaded.distance(g) == 0
+    assert (loaded @ g.inverse()).distance(sym.identity()) < 1e-12
+    assert same_weights(sym.act(loaded, net), sym.act(g, net))
+
+
+def test_a_loaded_element_serves_a_symmetry_found_anew(tmp_path: Path) -> None:
+    net, sym = found()
+    g = sym.random(seed=6)
+    g.save(tmp_path / "g.safetensors")
+    again = it.symmetry(Network().double(), inputs())
+    assert same_weights(again.act(Element.load(tmp_path / "g.safetensors"), net), sym.act(g, net))
+
+
+# -- on features -------------------------------------------------------------------------------------------------------
+
+
+def features(model: nn.Module, name: str, *args: Tensor) -> Tensor:
+    """What a module returns, by a forward hook."""
+    kept: list[Tensor] = []
+    hook = model.get_submodule(name).register_forward_hook(lambda _, __, out: kept.append(out.clone()))
+    with torch.no_grad():
+        model(*args)
+    hook.remove()
+    return kept[-1]
+
+
+def assert_features_move(sym: Symmetry, net: nn.Module, name: str, *args: Tensor) -> None:
+    g = sym.random(seed=8)
+    own, moved = features(net, name, *args), features(sym.act(g, net), name, *args)
+    assert torch.allclose(sym.act_on_features(g, name, own), moved, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("stem", "attention", "attention.q", "attention.k", "attention.v", "attention.o"),
+        *("blocks", "blocks.0", "blocks.0.norm", "blocks.0.up", "blocks.0.act", "blocks.0.down"),
+        *("blocks.1", "blocks.1.up", "blocks.1.act", "blocks.1.down", "final", "act", "head"),
+    ],
+)
+def test_features_of_the_moved_model(name: str) -> None:
+    net, sym = found()
+    assert_features_move(sym, net, name, inputs())
+
+
+def test_features_do_move() -> None:
+    net, sym = found()
+    g = sym.random(seed=8)
+    for name in ("stem", "blocks.0", "blocks.0.act", "attention.q"):
+        own = features(net, name, inputs())
+        assert not torch.allclose(own, features(sym.act(g, net), name, inputs())), name
+    own = features(net, "head", inputs())
+    assert torch.equal(sym.act_on_features(g, "head", own), own), "nothing acts on the output"
+
+
+def test_features_of_another_batch() -> None:
+    net, sym = found()
+    g = sym.random(seed=9)
+    x = torch.randn(6, 5, 2, dtype=torch.float64)
+    own, moved = features(net, "blocks.1", x), features(sym.act(g, net), "blocks.1", x)
+    assert torch.allclose(sym.act_on_features(g, "blocks.1", own), moved)
+
+
+def test_features_of_a_convolutional_network() -> None:
+    forward = lambda m, x: m.fc(m.flat(m.pool(m.relu(m.bn(m.conv(x))))))  # noqa: E731
+    parts = {"conv": nn.Conv2d(3, 5, 3), "bn": nn.BatchNorm2d(5), "relu": nn.ReLU(inplace=True)}
+    net = Net(forward, **parts, pool=nn.MaxPool2d(2), flat=nn.Flatten(), fc=nn.Linear(30, 2)).double().eval()
+    x = torch.randn(2, 3, 7, 9, dtype=torch.float64)[:, :, :, :8]
+    sym = certified(it.symmetry(net, x), net, x)
+    for name in ("conv", "bn", "relu", "pool", "flat", "fc"):
+        if name != "fc":
+            assert_features_move(sym, net, name, x)
+
+
+def test_features_before_an_op_in_place() -> None:
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = m.a(x)
+        y.mul_(m.gain)
+        return m.b(y)
+
+    net = Net(forward, a=nn.Linear(2, 5), gain=parameter(5), b=nn.Linear(5, 3)).double()
+    sym = certified(it.symmetry(net, inputs()), net, inputs())
+    assert_features_move(sym, net, "a", inputs())
+
+
+def test_features_of_an_identity() -> None:
+    net = Net(lambda m, x: m.b(m.same(m.a(x))), a=nn.Linear(2, 5), same=nn.Identity(), b=nn.Linear(5, 3)).double()
+    sym = certified(it.symmetry(net, inputs()), net, inputs())
+    assert_features_move(sym, net, "same", inputs())
+
+
+def test_features_in_front_of_a_split_leave_the_symmetry_as_it_is() -> None:
+    """Queries, keys and values in one tensor: each third moves in its own way, and looking does not tie them."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        q, k, v = m.unfold(m.qkv(x)).permute(2, 0, 3, 1, 4).unbind(0)
+        return m.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    parts = {"qkv": nn.Linear(2, 45), "unfold": nn.Unflatten(-1, (3, 3, 5)), "o": nn.Linear(15, 2)}
+    net = Net(forward, **parts).double()
+    sym = certified(it.symmetry(net, inputs()), net, inputs())
+    g = sym.random(seed=10)
+    before = sym.act(g, net)
+    own, moved = features(net, "unfold", inputs()), features(before, "unfold", inputs())
+    assert torch.allclose(sym.act_on_features(g, "unfold", own), moved)
+    assert same_weights(sym.act(g, net), before)
+    assert_features_move(sym, net, "qkv", inputs())
+
+
+# -- on optimizers -----------------------------------------------------------------------------------------------------
+
+
+def without_scales(g: Element) -> Element:
+    """The permutations and signs of an element."""
+    moves = {i: m if m.scale is None else replace(m, scale=torch.ones_like(m.scale)) for i, m in g.moves.items()}
+    return replace(g, moves=moves)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(4, 9, 2, dtype=torch.float64, generator=generator)
+        y = torch.randn(4, 9, 3, dtype=torch.float64, generator=generator)
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+OPTIMIZERS = {
+    "Adam": lambda p: torch.optim.Adam(p, lr=1e-2),
+    "AdamW with amsgrad": lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "Adamax": lambda p: torch.optim.Adamax(p, lr=1e-2),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_as_it_would_have(name: str) -> None:
+    start, sym = found()
+    make: Callable[..., torch.optim.Optimizer] = OPTIMIZERS[name]
+    model = copy.deepcopy(start)
+    optimizer = make(model.parameters())
+    train(model, optimizer, range(5))
+
+    g = without_scales(sym.random(seed=11))
+    moved = sym.act(g, model)
+    carried = make(moved.parameters())
+    carried.load_state_dict(sym.act_on_optimizer(g, optimizer, model))
+    fresh_model, fresh = sym.act(g, model), make(moved.parameters())
+    fresh = make(fresh_model.parameters())
+
+    for network, its_own in ((model, optimizer), (moved, carried), (fresh_model, fresh)):
+        train(network, its_own, range(5, 10))
+    expected = sym.act(g, model)
+    pairs = list(zip(expected.parameters(), moved.parameters(), strict=True))
+    assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 1e-9
+    # with an empty optimizer the same five steps end elsewhere, so the moved state was needed
+    assert not same_weights(expected, fresh_model)
+
+
+def test_the_optimizer_given_is_not_changed() -> None:
+    start, sym = found()
+    model = copy.deepcopy(start)
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer, range(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    sym.act_on_optimizer(sym.random(seed=12), optimizer, model)
+    after = optimizer.state_dict()["state"]
+    for index, entry in before["state"].items():
+        assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(after[index][k])) for k, v in entry.items())
+
+
+def test_powers_of_an_element_walk_through_the_group() -> None:
+    net, sym = found()
+    g = sym.random(seed=13)
+    models = [net]
+    for _ in range(3):
+        models.append(sym.act(g, models[-1]))
+    assert same_weights(models[3], sym.act(g @ g @ g, net))
+    assert all(not same_weights(a, b) for a, b in pairwise(models))
