@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 #: Widths with and without common factors, so that axes of one size by accident and accidental factors both occur.
-WIDTHS = (6, 4, 8, 12, 9, 10, 5, 7)
+WIDTHS = (6, 4, 8, 12, 9, 10, 5, 7, 6, 8, 2, 1)
 
 
 class Pick:
@@ -208,9 +208,15 @@ def prelu(pick: Pick, x: Tensor) -> nn.Module:
     return nn.PReLU(pick(width_of(x), 1))
 
 
-@hazard("image")
+@hazard("any")
 def batch_norm(pick: Pick, x: Tensor) -> nn.Module:
-    return nn.BatchNorm2d(width_of(x), affine=pick(True, True, False), eps=pick(1e-5, 1e-2))
+    options = {"affine": pick(True, True, False), "eps": pick(1e-5, 1e-2)}
+    if x.ndim == 4:
+        return nn.BatchNorm2d(width_of(x), track_running_stats=pick(True, True, True, False), **options)
+    norm = nn.BatchNorm1d(width_of(x), **options)
+    if pick(True, False):
+        return Fn(lambda m, x: m.norm(x.transpose(1, 2)).transpose(1, 2), norm=norm)
+    return Fn(lambda m, x: m.norm(x.flatten(0, 1)).view(x.shape), norm=norm)
 
 
 @hazard("any")
@@ -316,10 +322,31 @@ def pool(pick: Pick, x: Tensor) -> nn.Module:
     return down if same is None else same
 
 
+@hazard("image")
+def dynamic_conv(pick: Pick, x: Tensor) -> nn.Module:
+    """Kernels made from the image itself, applied as one grouped convolution with the batch folded into the channels."""
+    c, out = width_of(x), pick.width()
+    style = pick("bank", "depthwise")
+    if style == "bank":
+        parts = {"route": nn.Linear(c, 3), "bank": param(3, out * c)}
+    else:
+        out, parts = c, {"make": nn.Linear(c, c * 9)}
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        b, h, w = x.shape[0], x.shape[2], x.shape[3]
+        mean = x.mean((2, 3))
+        if style == "bank":
+            kernel = (m.route(mean).sigmoid() @ m.bank).view(b * out, c, 1, 1)
+            return F.conv2d(x.reshape(1, b * c, h, w), kernel, groups=b).view(b, out, h, w)
+        return F.conv2d(x.reshape(1, b * c, h, w), m.make(mean).view(b * c, 1, 3, 3), padding=1, groups=b * c).view(b, c, h, w)
+
+    return Fn(forward, **parts)
+
+
 @hazard("any")
 def scale(pick: Pick, x: Tensor) -> nn.Module:
     """Layer scale, a learned shift, a learned temperature, a learned exponent."""
-    parts = {"w": param(*per_channel(x)), "one": param(1)}
+    parts = {"w": param(*per_channel(x)), "one": param(1), "zero": param()}
     names, fn = pick(
         ("w", lambda m, x: x * m.w),
         ("w", lambda m, x: x + m.w),
@@ -330,6 +357,23 @@ def scale(pick: Pick, x: Tensor) -> nn.Module:
         ("w one", lambda m, x: torch.lerp(x, m.w.expand_as(x), m.one)),
         ("w", lambda m, x: x.abs() ** (1 + m.w.abs())),
         ("w one", lambda m, x: x * m.one),  # w is never used
+        ("w", lambda m, x: torch.maximum(x, m.w)),
+        ("one", lambda m, x: torch.minimum(x, m.one)),
+        ("w", lambda m, x: F.relu(x - m.w) - F.relu(-x - m.w)),
+        ("w", lambda m, x: x.sign() * F.relu(x.abs() - m.w.abs())),
+        ("w", lambda m, x: x + (m.w * x).sin() ** 2 / m.w),
+        ("w", lambda m, x: x * torch.sigmoid(m.w * x)),
+        ("w one", lambda m, x: torch.tanh(m.w * x) * m.one),
+        ("w", lambda m, x: torch.where(x > m.w, x, torch.zeros_like(x))),
+        ("w", lambda m, x: torch.clamp(x, min=m.w)),
+        ("w", lambda m, x: m.w / (1 + x.abs())),
+        ("zero", lambda m, x: x * m.zero),
+        ("w zero", lambda m, x: torch.hypot(x, m.w) * m.zero.exp()),
+        ("w", lambda m, x: torch.atan2(x, m.w)),
+        ("w", lambda m, x: x * m.w / m.w.norm()),
+        ("w", lambda m, x: x * m.w.softmax(0)),
+        ("w", lambda m, x: x * (m.w - m.w.mean())),
+        ("w", lambda m, x: x * m.w * m.w + m.w),
     )
     return Fn(fn, **{name: parts[name] for name in names.split()})
 
@@ -391,11 +435,23 @@ def classic(pick: Pick, x: Tensor) -> nn.Module:
         lambda m, x: x.sort(axis)[0],
         lambda m, x: x - x.logsumexp(axis, keepdim=True),
         lambda m, x: x.diff(dim=axis, prepend=x.narrow(axis, 0, 1)),
-        lambda m, x: x.topk(3, axis)[0],
+        lambda m, x: x.topk(min(3, width_of(x)), axis)[0],
         lambda m, x: F.local_response_norm(x, 3) if x.ndim == 4 else F.layer_norm(x, x.shape[1:]),
         lambda m, x: x.index_select(axis, torch.arange(width_of(x) - 1, -1, -1, device=x.device)),
         lambda m, x: x + x.prod(axis, keepdim=True),
         lambda m, x: x.max(axis, keepdim=True)[0] - x,
+        lambda m, x: x - x.mean(0, keepdim=True),
+        lambda m, x: torch.cat([torch.relu(x), torch.relu(-x)], axis),
+        lambda m, x: x * torch.tensor([0.5, 2.0, 1.5], dtype=x.dtype).repeat(width_of(x))[: width_of(x)].view(per_channel(x)),
+        lambda m, x: x * (x.argmax(axis, keepdim=True) + 1),
+        lambda m, x: x * (x >= x.median(axis, keepdim=True)[0]),
+        lambda m, x: x.kthvalue(1, axis, keepdim=True)[0] + x,
+        lambda m, x: torch.fft.fft(x, dim=axis).real,
+        lambda m, x: x.cummax(axis)[0],
+        lambda m, x: torch.cdist(x.flatten(2), x.flatten(2)).unsqueeze(1) if x.ndim == 4 else torch.cdist(x, x),
+        lambda m, x: x @ x.transpose(-2, -1) / x.shape[-1],
+        lambda m, x: x.tril() if x.ndim == 3 else x.triu(1) + x,
+        lambda m, x: torch.cov(x.flatten(2)[0]).sum() * x if x.ndim == 4 else x / (1 + x.var()),
     )
     return Fn(fn)
 
@@ -410,8 +466,10 @@ def view_round_trip(pick: Pick, x: Tensor) -> nn.Module:
     outer = pick.divisor(width_of(x))
     inner = width_of(x) // outer
     fn = pick(torch.relu, torch.tanh, lambda v: v)
-    style = pick("plain", "swap", "mean", "softmax", "scale", "norm")
+    style = pick("plain", "swap", "mean", "softmax", "scale", "norm", "maxout", "mix", "index", "first", "last", "three")
     parts = {"w": param(outer, inner, *([1] * (x.ndim - axis - 1)))} if style == "scale" else {}
+    if style == "mix":
+        parts = {"w": param(inner, 3)}
     swapped = [*range(axis), axis + 1, axis, *range(axis + 2, x.ndim + 1)]
 
     def forward(m: Any, x: Tensor) -> Tensor:
@@ -426,6 +484,18 @@ def view_round_trip(pick: Pick, x: Tensor) -> nn.Module:
             y = y * m.w
         elif style == "norm":
             y = y / (1 + y.norm(dim=axis, keepdim=True))
+        elif style == "maxout":
+            return y.amax(axis + 1)
+        elif style == "mix":
+            y = (y.movedim(axis + 1, -1) @ m.w).movedim(-1, axis + 1)
+        elif style == "index":
+            return y.select(axis, 0) * y.select(axis, outer - 1)
+        elif style == "first":
+            return y.narrow(axis, 0, 1).flatten(axis, axis + 1)
+        elif style == "last":
+            return y.narrow(axis + 1, inner - 1, 1).flatten(axis, axis + 1) + y.sum(axis + 1)
+        elif style == "three":
+            y = y.transpose(axis, axis + 1).flatten(axis, axis + 1).unflatten(axis, (outer, inner))
         return y.flatten(axis, axis + 1)
 
     return Fn(forward, **parts)
@@ -434,6 +504,9 @@ def view_round_trip(pick: Pick, x: Tensor) -> nn.Module:
 @hazard("any")
 def reorder(pick: Pick, x: Tensor) -> nn.Module:
     """Slice or narrow the channels and lay the pieces together in another order."""
+    if width_of(x) < 3:
+        wider = mix(x, 6)
+        return nn.Sequential(wider, reorder(pick, wider(x)))
     axis, n = axis_of(x), width_of(x)
     cut = pick(n // 2, 1, n // 3, n - 1)
     fn = pick(lambda v: v, torch.relu, torch.tanh, torch.neg)
@@ -492,7 +565,7 @@ def space_to_depth(pick: Pick, x: Tensor) -> nn.Module:
 def stack_unbind(pick: Pick, x: Tensor) -> nn.Module:
     axis = axis_of(x)
     fn, at = pick(torch.relu, torch.tanh, torch.abs), pick(1, axis + 1)
-    style = pick("sum", "unbind", "flatten", "max", "mean")
+    style = pick("sum", "unbind", "flatten", "max", "mean", "weighted")
 
     def forward(m: Any, x: Tensor) -> Tensor:
         y = torch.stack([m.a(x), fn(x)], at)
@@ -503,9 +576,11 @@ def stack_unbind(pick: Pick, x: Tensor) -> nn.Module:
             return y.flatten(1, 2) if at == 1 else y.flatten(axis, axis + 1)
         if style == "max":
             return y.amax(at)
+        if style == "weighted":
+            return torch.tensordot(y, m.w.softmax(0), dims=([at], [0]))
         return y.mean(at) if style == "mean" else y.sum(at)
 
-    return Fn(forward, a=mix(x, width_of(x)))
+    return Fn(forward, a=mix(x, width_of(x)), **({"w": param(2)} if style == "weighted" else {}))
 
 
 @hazard("any")
@@ -550,7 +625,7 @@ def einsum_mix(pick: Pick, x: Tensor) -> nn.Module:
     n, out = width_of(x), pick.width()
     letters = "bnc" if x.ndim == 3 else "bcnm"
     heads = pick.divisor(n)
-    style = pick("plain", "heads", "stacked", "outer", "gram")
+    style = pick("plain", "heads", "stacked", "outer", "gram", "diagonal", "kron", "trace")
     if style == "plain":
         result = letters.replace("c", "d")
         return Fn(lambda m, x: torch.einsum(f"{letters},cd->{result}", x, m.w), w=param(n, out))
@@ -564,6 +639,14 @@ def einsum_mix(pick: Pick, x: Tensor) -> nn.Module:
     if style == "outer":
         result, axis = letters.replace("c", "ck"), axis_of(x)
         return Fn(lambda m, x: torch.einsum(f"{letters},k->{result}", x, m.w).flatten(axis, axis + 1), w=param(2))
+    if style == "diagonal":
+        return Fn(lambda m, x: torch.einsum(f"{letters},cc->{letters}", x, m.w), w=param(n, n))
+    if style == "trace":
+        return Fn(lambda m, x: x * torch.einsum("cc->", m.w) + torch.diagonal(m.w).view(per_channel(x)), w=param(n, n))
+    if style == "kron":
+        a, b = param(2, heads), param(3, n // heads)
+        result = letters.replace("c", "d")
+        return Fn(lambda m, x: torch.einsum(f"{letters},dc->{result}", x, torch.kron(m.a, m.b)), a=a, b=b)
     return Fn(lambda m, x: torch.einsum(f"{letters},{letters.replace('c', 'd')}->bcd", x, x) / x[0, 0].numel())
 
 
@@ -664,6 +747,8 @@ def branches(pick: Pick, x: Tensor, inner: Sequence[Grow]) -> nn.Module:
 def halves(pick: Pick, x: Tensor, inner: Sequence[Grow]) -> nn.Module:
     """The channels cut in two, each part treated in its own way, and laid together."""
     axis, n = axis_of(x), width_of(x)
+    if n < 3:
+        return mix(x, 6)
     cut = pick(n // 2, n // 3, 1)
     pieces = x.split([cut, n - cut], axis)
     (a, y), (b, z) = inner[0](pieces[0]), inner[1](pieces[1])
@@ -698,7 +783,7 @@ def tied(pick: Pick, x: Tensor) -> nn.Module:
     """One parameter in two places: an autoencoder's transpose, two layers of one size, a bias that is also a scale."""
     n, hidden, axis = width_of(x), pick.width(), axis_of(x)
     fn = pick(torch.relu, torch.tanh, torch.sin)
-    style = pick("transpose", "layers", "bias", "scale", "square", "sum", "rows", "product")
+    style = pick("transpose", "layers", "bias", "scale", "square", "sum", "rows", "product", "both", "plus")
 
     def apply(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return F.linear(x.movedim(axis, -1), w, b).movedim(-1, axis)
@@ -714,13 +799,19 @@ def tied(pick: Pick, x: Tensor) -> nn.Module:
         second.bias = first.bias
         return nn.Sequential(first, Fn(lambda m, x: fn(x)), second)
     if style == "scale":
-        return Fn(lambda m, x: apply(fn(apply(x, m.w, m.b)) * m.b, m.v), w=param(hidden, n), b=param(hidden), v=param(n, hidden))
+        shape = (hidden, 1, 1) if x.ndim == 4 else (hidden,)
+        scaled = {"w": param(hidden, n), "b": param(hidden), "v": param(n, hidden)}
+        return Fn(lambda m, x: apply(fn(apply(x, m.w, m.b)) * m.b.view(shape), m.v), **scaled)
     if style == "square":
         return Fn(lambda m, x: apply(x, m.w @ m.w.t()), w=param(n, hidden))
     if style == "sum":
         return Fn(lambda m, x: apply(fn(apply(x, m.w, m.w.sum(1))), m.v), w=param(hidden, n), v=param(n, hidden))
-    if style == "rows":
+    if style == "rows" and n > 1:
         return Fn(lambda m, x: apply(x, m.w[: n // 2]) * apply(x, m.w[n - n // 2 :]), w=param(n, n))
+    if style == "both":
+        return Fn(lambda m, x: apply(fn(apply(x, m.w)), m.w.t()) + apply(x, m.w.t() @ m.w), w=param(n, n))
+    if style == "plus":
+        return Fn(lambda m, x: apply(fn(apply(x, m.w + m.w.t())), m.v), w=param(n, n), v=param(hidden, n))
     return Fn(lambda m, x: apply(fn(apply(x, m.u @ m.w)), m.v) + apply(x, m.v @ m.u @ m.w), u=param(hidden, 3), w=param(3, n), v=param(n, hidden))
 
 
@@ -728,7 +819,7 @@ def tied(pick: Pick, x: Tensor) -> nn.Module:
 def in_place(pick: Pick, x: Tensor, inner: Sequence[Grow]) -> nn.Module:
     """Writing into a tensor: activations, sums, slices."""
     axis, n = axis_of(x), width_of(x)
-    style = pick("relu", "add", "mul", "slice", "copy", "view", "chunk", "zero")
+    style = pick("relu", "add", "mul", "slice", "copy", "view", "chunk", "zero", "row", "index", "buffer") if n > 2 else "relu"
     body, y = inner[0](x)
     if y.shape != x.shape:
         body = mix(x, n)
@@ -750,6 +841,14 @@ def in_place(pick: Pick, x: Tensor, inner: Sequence[Grow]) -> nn.Module:
             z.narrow(axis, 0, half).copy_(y.narrow(axis, n - half, half))
         elif style == "view":
             z.flatten(1).tanh_()
+        elif style == "row":
+            z[:, :1] += 1
+        elif style == "index":
+            z[:, torch.tensor([0, 1]) % z.shape[1]] = 0.5
+        elif style == "buffer":
+            z = torch.empty_like(y)
+            z.narrow(axis, 0, half).copy_(y.narrow(axis, n - half, half))
+            z.narrow(axis, half, n - half).copy_(y.narrow(axis, 0, n - half).tanh())
         elif style == "chunk":
             first, second = z.chunk(2, axis)
             first.add_(second.narrow(axis, 0, 1))
@@ -775,7 +874,7 @@ def made_weight(pick: Pick, x: Tensor) -> nn.Module:
     """Weight standardisation, weight norm, spectral norm, a parametrisation, masks, low rank, hyper-convolution."""
     n, out, axis = width_of(x), pick.width(), axis_of(x)
     layer = mix(x, out)
-    style = pick("standard", "weight_norm", "old_norm", "spectral", "symmetric", "mask", "softmax", "lora", "routed", "normal")
+    style = pick("standard", "weight_norm", "old_norm", "spectral", "symmetric", "mask", "softmax", "lora", "routed", "normal", "outer", "kron", "slow")
 
     def apply(m: Any, x: Tensor, w: Tensor) -> Tensor:
         return F.linear(x.movedim(axis, -1), w.flatten(1), m.layer.bias).movedim(-1, axis)
@@ -801,6 +900,15 @@ def made_weight(pick: Pick, x: Tensor) -> nn.Module:
         bank = param(3, out, n)
         mean = tuple(i for i in range(1, x.ndim) if i != axis)
         return Fn(lambda m, x: _routed(m, x, mean, axis), route=nn.Linear(n, 3), bank=bank)
+    if style == "outer":
+        return Fn(lambda m, x: apply(m, x, m.layer.weight.flatten(1) * m.a[:, None] + m.b), layer=layer, a=param(out), b=param(n))
+    if style == "kron":
+        bank = {"a": param(2, pick.divisor(n)), "b": None}
+        bank["b"] = param(3, n // bank["a"].shape[1])
+        return Fn(lambda m, x: F.linear(x.movedim(axis, -1), torch.kron(m.a, m.b)).movedim(-1, axis), **bank)
+    if style == "slow":
+        made = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, out * n))
+        return Fn(lambda m, x: apply(m, x, m.made(m.code).view(out, n)), layer=mix(x, out), made=made, code=param(3)) if out > 1 else layer
     if style == "normal":
         return Fn(lambda m, x: apply(m, F.normalize(x, dim=axis), F.normalize(m.layer.weight.flatten(1), dim=1)), layer=layer)
     return Fn(lambda m, x: apply(m, x, _standardised(m.layer.weight.flatten(1)) * m.gain), layer=layer, gain=param(out, 1))
@@ -823,7 +931,7 @@ def _routed(m: Any, x: Tensor, mean: tuple[int, ...], axis: int) -> Tensor:
 @hazard("tokens")
 def position(pick: Pick, x: Tensor) -> nn.Module:
     """Positional embeddings, learned, looked up or constant, with or without class tokens."""
-    style = pick("learned", "class", "table", "constant", "registers", "product")
+    style = pick("learned", "class", "table", "constant", "registers", "product", "grid", "only")
     n, c = x.shape[1], x.shape[2]
     if style == "class":
         parts = {"token": param(1, 1, c), "place": param(1, n + 1, c)}
@@ -837,7 +945,37 @@ def position(pick: Pick, x: Tensor) -> nn.Module:
         return Fn(lambda m, x: torch.cat([x, m.extra.repeat(x.shape[0], 1, 1)], 1), extra=param(1, 2, c))
     if style == "product":
         return Fn(lambda m, x: x * m.row[:, None] + m.column, row=param(n), column=param(c))
+    if style == "grid":
+        return Fn(lambda m, x: x + m.row[:, None] + m.column, row=param(n), column=param(c))
+    if style == "only":
+        return Fn(lambda m, x: x.mean(1, keepdim=True) * m.extra, extra=param(3, c))
     return Fn(lambda m, x: x + m.place, place=param(1, n, c))
+
+
+@hazard("tokens")
+def along_tokens(pick: Pick, x: Tensor) -> nn.Module:
+    """Operations along the tokens, which are an axis like any other where they come from parameters."""
+    n = x.shape[1]
+    fn = pick(
+        lambda m, x: x.flip(1),
+        lambda m, x: x.roll(1, 1),
+        lambda m, x: x.cumsum(1),
+        lambda m, x: x.softmax(1),
+        lambda m, x: x - x.mean(1, keepdim=True),
+        lambda m, x: x + x.amax(1, keepdim=True),
+        lambda m, x: torch.cat([x[:, 1:], x[:, :1]], 1),
+        lambda m, x: x[:, ::2],
+        lambda m, x: x.repeat(1, 2, 1),
+        lambda m, x: x * torch.arange(n, dtype=x.dtype)[:, None],
+        lambda m, x: x + x.transpose(1, 2) if x.shape[1] == x.shape[2] else x.transpose(1, 2),
+        lambda m, x: x.sort(1)[0],
+        lambda m, x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * 0.5j, n=n, dim=1),
+        lambda m, x: x.gather(1, torch.arange(n - 1, -1, -1).view(1, n, 1).expand(x.shape)),
+        lambda m, x: x.reshape(x.shape[0], x.shape[2], x.shape[1]),
+        lambda m, x: x.unsqueeze(2).expand(-1, -1, 2, -1).flatten(1, 2),
+        lambda m, x: x[:, torch.arange(n) % max(1, n - 1)],
+    )
+    return Fn(fn)
 
 
 @hazard("tokens")
@@ -871,7 +1009,7 @@ class Attention(nn.Module):
         self.made = pick("apart", "fused", "three_heads", "per_head", "heads_three", "grouped")
         self.score = pick("sdpa", "hand", "einsum", "causal", "linear", "cosine")
         self.rope = pick("none", "none", "half", "interleaved")
-        self.bias = pick("none", "none", "table", "slope", "learned")
+        self.bias = pick("none", "none", "table", "slope", "learned", "mask")
         self.norm = pick("none", "none", "layer", "rms")
         self.out = pick("linear", "gated", "none")
         if self.rope != "none":
@@ -947,6 +1085,8 @@ class Attention(nn.Module):
             return self.table[self.where].permute(2, 0, 1)
         if self.bias == "learned":
             return self.table
+        if self.bias == "mask":
+            return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril().to(x.dtype).log()
         if self.bias == "slope":
             place = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
             slope = 0.5 ** torch.arange(self.heads, dtype=x.dtype, device=x.device)
@@ -1025,7 +1165,11 @@ def recurrent(pick: Pick, x: Tensor) -> nn.Module:
         layer = nn.GRU(width_of(x), hidden, **options)
     else:
         layer = nn.RNN(width_of(x), hidden, nonlinearity="tanh" if kind == "rnn" else "relu", **options)
-    what = pick("all", "last", "state")
+    what = pick("all", "last", "state", "start")
+    starts = options["num_layers"] * (2 if options["bidirectional"] else 1)
+    if what == "start" and kind != "lstm":
+        start = param(starts, 1, hidden)
+        return Fn(lambda m, x: m.layer(x, m.start.expand(-1, x.shape[0], -1).contiguous())[0], layer=layer, start=start)
 
     def forward(m: Any, x: Tensor) -> Tensor:
         y, state = m.layer(x)
@@ -1043,6 +1187,11 @@ def scan(pick: Pick, x: Tensor) -> nn.Module:
     """A recurrence written out by hand, step by step, with a learned start."""
     c, hidden = width_of(x), pick(4, 6, 5)
     fn = pick(torch.tanh, torch.relu, torch.sin)
+    kind = pick("plain", "plain", "lstm", "gru")
+    if kind == "gru":
+        return Fn(lambda m, x: m.cell(x[:, 1], m.cell(x[:, 0])).unsqueeze(1), cell=nn.GRUCell(c, hidden)) if x.shape[1] > 1 else nn.Linear(c, hidden)
+    if kind == "lstm":
+        return Fn(lambda m, x: torch.stack(m.cell(x[:, -1], m.cell(x[:, 0])), 1), cell=nn.LSTMCell(c, hidden))
 
     def forward(m: Any, x: Tensor) -> Tensor:
         state, states = m.start.expand(x.shape[0], -1), []
@@ -1059,11 +1208,16 @@ def experts(pick: Pick, x: Tensor) -> nn.Module:
     """A mixture of experts with stacked weights, dense routing."""
     c, hidden, count = width_of(x), pick.width(), pick(3, 2, 4)
     fn = pick(F.gelu, torch.relu, torch.tanh)
+    top = pick(False, False, True)
     parts = {"route": nn.Linear(c, count), "up": param(count, hidden, c), "down": param(count, c, hidden), "shift": param(count, hidden)}
 
     def forward(m: Any, x: Tensor) -> Tensor:
         hidden = fn(torch.einsum("bnc,ehc->bneh", x, m.up) + m.shift)
-        return torch.einsum("bneh,ech,bne->bnc", hidden, m.down, m.route(x).softmax(-1))
+        share = m.route(x).softmax(-1)
+        if top:
+            best, index = share.topk(2, -1)
+            share = torch.zeros_like(share).scatter(-1, index, best)
+        return torch.einsum("bneh,ech,bne->bnc", hidden, m.down, share)
 
     return Fn(forward, **parts)
 
@@ -1111,7 +1265,7 @@ def casts(pick: Pick, x: Tensor) -> nn.Module:
         lambda m, x: x.transpose(axis, -1).reshape(-1, width_of(x)).reshape(x.transpose(axis, -1).shape).transpose(axis, -1),
         lambda m, x: x.reshape(x.shape[0], -1).unflatten(1, x.shape[1:]),
         lambda m, x: x.reshape(x.shape[0], -1, x.shape[1]).reshape(x.shape),
-        lambda m, x: x.unfold(axis, 2, 2).flatten(axis, axis) .sum(-1),
+        lambda m, x: x.unfold(axis, 2, 2).sum(-1) if width_of(x) > 1 else x,
         lambda m, x: x.as_strided(x.shape, x.contiguous().stride()) if x.is_contiguous() else x,
         lambda m, x: m.drop2(x) if x.ndim == 4 else m.drop(x),
     )

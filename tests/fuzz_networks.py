@@ -44,13 +44,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Network:
-    """A whole network: its blocks, the size of its input, its stem and head, and the seed of its weights.
+    """A whole network: its blocks, its input ("image", "tokens" or "ids"), stem, head, and the seed of its weights.
 
     `taps` are positions in `blocks` after which a further output is read off.
     """
 
     blocks: tuple[Block, ...]
-    tokens: bool = False
+    takes: str = "image"
     width: int = 3
     side: int = 4
     ends: int = 0
@@ -92,7 +92,7 @@ def networks() -> st.SearchStrategy[Network]:
     return st.builds(
         Network,
         blocks=_blocks(2),
-        tokens=st.booleans(),
+        takes=st.sampled_from(["image", "tokens", "ids"]),
         width=st.sampled_from([3, 4, 6, 5, 8]),
         side=st.integers(4, 7),
         ends=st.integers(0, 200),
@@ -106,14 +106,15 @@ def random_network(seed: int) -> Network:
     rng = random.Random(seed)
     blocks = _random_blocks(rng, 2, rng.randint(1, 4))
     taps = (rng.randrange(len(blocks)),) if rng.random() < 0.15 else ()
-    return Network(blocks, rng.random() < 0.4, rng.choice([3, 4, 6, 5, 8]), rng.randint(4, 7), rng.randrange(200), taps, seed)
+    takes = rng.choice(["image", "image", "image", "tokens", "tokens", "ids"])
+    return Network(blocks, takes, rng.choice([3, 4, 6, 5, 8]), rng.randint(4, 7), rng.randrange(500), taps, seed)
 
 
 def _random_blocks(rng: random.Random, nesting: int, count: int) -> tuple[Block, ...]:
     found = []
     kinds = [k for k in KINDS if nesting or not HAZARDS[k].nests]
     for _ in range(count):
-        kind = rng.choice(kinds)
+        kind = rng.choice([k for k in kinds if HAZARDS[k].nests]) if nesting and rng.random() < 0.25 else rng.choice(kinds)
         inner = tuple(_random_blocks(rng, nesting - 1, rng.randint(0, 2)) for _ in range(HAZARDS[kind].nests))
         found.append(Block(kind, rng.randrange(CHOICES), inner))
     return tuple(found)
@@ -158,8 +159,7 @@ def build(network: Network) -> tuple[Net, Tensor]:
     """The module of a network, in evaluation mode and with random parameters everywhere, and an example input."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(network.seed)
-        side, width = network.side, network.width
-        x = torch.randn(BATCH, side, width) if network.tokens else torch.randn(BATCH, width, side, side)
+        x = _input(network)
         pick = Pick(network.ends)
         stem = _stem(pick, x)
         y = _draw(stem)(x.clone())
@@ -169,12 +169,26 @@ def build(network: Network) -> tuple[Net, Tensor]:
             blocks.append(module)
             if i in network.taps:
                 taps[i] = _draw(head(Pick(network.ends), y))
-        net = Net(stem, blocks, taps, _draw(head(pick, y)))
-        return net.eval(), x
+        last = _draw(head(pick, y))
+        layer = getattr(last, "last", None)
+        if isinstance(stem, nn.Embedding) and layer is not None and layer.in_features == stem.embedding_dim and pick(True, False):
+            last.last = nn.Linear(layer.in_features, stem.num_embeddings, bias=False)
+            last.last.weight = stem.weight
+        return Net(stem, blocks, taps, last).eval(), x
+
+
+def _input(network: Network) -> Tensor:
+    if network.takes == "ids":
+        return torch.randint(0, 10, (BATCH, network.side))
+    if network.takes == "tokens":
+        return torch.randn(BATCH, network.side, network.width)
+    return torch.randn(BATCH, network.width, network.side, network.side)
 
 
 def _stem(pick: Pick, x: Tensor) -> nn.Module:
     out = pick(6, 8, 4, 12, 9)
+    if not x.is_floating_point():
+        return nn.Embedding(10, out, padding_idx=pick(None, 3))
     if x.ndim == 3:
         return pick(nn.Linear(x.shape[2], out), nn.Linear(x.shape[2], out), nn.Identity())
     return pick(nn.Conv2d(x.shape[1], out, 3, padding=1), nn.Conv2d(x.shape[1], out, 2, 2), nn.Identity())
@@ -252,11 +266,11 @@ class Verdict:
     control: bool | None = None
 
 
-def check(network: Network, control: bool = False) -> Verdict:
+def check(network: Network, control: bool = False, continuous: bool = False) -> Verdict:
     """Find the symmetry of a network, certify it, and test it once more without the certificate's code."""
     model, x = build(network)
     try:
-        return _check(model, x, network.seed, control)
+        return check_module(model, x, network.seed, control, continuous)
     except it.RuleError as error:
         return Verdict("crashed", f"RuleError: {error}")
     except it.IntertwineError as error:
@@ -267,14 +281,10 @@ def check(network: Network, control: bool = False) -> Verdict:
         return Verdict("crashed", f"{type(error).__name__} at {where}: {str(error).splitlines()[:1]}")
 
 
-def check_module(model: nn.Module, x: Tensor, seed: int = 0, control: bool = False) -> Verdict:
+def check_module(model: nn.Module, x: Tensor, seed: int = 0, control: bool = False, continuous: bool = False) -> Verdict:
     """The same check on any module with one input; errors pass through."""
-    return _check(model, x, seed, control)
-
-
-def _check(model: nn.Module, x: Tensor, seed: int, control: bool) -> Verdict:
     before, given = {k: v.clone() for k, v in model.state_dict().items()}, x.clone()
-    sym = it.symmetry(model, x)
+    sym = it.symmetry(model, x, continuous=continuous)
     cert = sym.certify(model, x, trials=2, seed=seed)
     coverage, wires = sym.coverage(model), len(sym.wires)
     touched = [k for k, v in model.state_dict().items() if not torch.equal(v, before[k])]
@@ -301,13 +311,14 @@ def _check(model: nn.Module, x: Tensor, seed: int, control: bool) -> Verdict:
 def _law(sym: Any, g: Any, model: nn.Module, seed: int) -> float:
     """Acting with g ∘ h is acting with h and then with g, and g⁻¹ undoes g: how far the parameters are from that."""
     h = sym.random(seed=seed + 8)
-    pairs = [(sym.act(g @ h, model), sym.act(g, sym.act(h, model))), (model, sym.act(g.inverse(), sym.act(g, model)))]
+    start = sym.act(sym.identity(), model)
+    pairs = [(sym.act(g @ h, model), sym.act(g, sym.act(h, model))), (start, sym.act(g.inverse(), sym.act(g, model)))]
     return max(_gap(list(a.state_dict().values()), list(b.state_dict().values())) for a, b in pairs)
 
 
 def _outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
     with torch.no_grad():
-        y = model(x.double().clone())
+        y = model(x.double() if x.is_floating_point() else x.clone())
     return list(y) if isinstance(y, tuple) else [y]
 
 
@@ -338,9 +349,9 @@ def _control(own: nn.Module, moved: nn.Module, x: Tensor, reference: Sequence[Te
 # -- shrinking ---------------------------------------------------------------------------------------------------------
 
 
-def shrink(network: Network, tries: int = 150) -> Network:
+def shrink(network: Network, tries: int = 150, continuous: bool = False) -> Network:
     """A smaller network with the same outcome, found greedily: fewer blocks, plainer choices."""
-    wanted = check(network).outcome
+    wanted = check(network, continuous=continuous).outcome
     smaller = True
     while smaller and tries > 0:
         smaller = False
@@ -348,15 +359,15 @@ def shrink(network: Network, tries: int = 150) -> Network:
             tries -= 1
             if tries < 0:
                 break
-            if _outcome(candidate) == wanted:
+            if _outcome(candidate, continuous) == wanted:
                 network, smaller = candidate, True
                 break
     return network
 
 
-def _outcome(network: Network) -> str:
+def _outcome(network: Network, continuous: bool) -> str:
     try:
-        return check(network).outcome
+        return check(network, continuous=continuous).outcome
     except RuntimeError:  # the network itself does not fit together
         return "none"
 
@@ -366,7 +377,7 @@ def _smaller(network: Network) -> Iterator[Network]:
         yield replace(network, taps=())
     for blocks in _smaller_lists(network.blocks):
         yield replace(network, blocks=blocks)
-    for plain in ({"ends": 0}, {"tokens": False}, {"side": 4}, {"width": 3}):
+    for plain in ({"ends": 0}, {"takes": "image"}, {"takes": "tokens"}, {"side": 4}, {"width": 3}):
         if any(getattr(network, k) != v for k, v in plain.items()):
             yield replace(network, **plain)
     for n in _smaller_numbers(network.ends):

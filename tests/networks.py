@@ -10,20 +10,21 @@ A symmetry is written down as one line per wire, its group and then every place 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import intertwine as it
-from intertwine.symmetry.element import Element, Move
+from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.wire import Slot, Wire
 
 
 class Net(nn.Module):
-    """Named parts and a forward written as a function of them: `Net(lambda m, x: m.fc(x).relu(), fc=nn.Linear(3, 5))`."""
+    """Named parts and a forward written as a function of them: `Net(lambda m, x: m.a(x).relu(), a=nn.Linear(3, 5))`."""
 
     def __init__(self, forward: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -33,6 +34,10 @@ class Net(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(self, *args, **kwargs)
+
+    if TYPE_CHECKING:  # any part by its name
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 def parameter(*shape: int) -> nn.Parameter:
@@ -112,11 +117,15 @@ def element(sym: Symmetry, where: str, **move: Tensor) -> Element:
     return replace(identity, moves={**identity.moves, index: own})
 
 
+def moved_by(g: Element, sym: Symmetry, net: Net) -> Net:
+    """`sym.act(g, net)`, with its parts by their names."""
+    return cast(Net, sym.act(g, net))
+
+
 def permutation(n: int, *copies: int) -> Tensor:
     """A permutation without a fixed point (a shift by one and more), another one for each of `copies`."""
-    shift = 1 + torch.arange(max(1, int(torch.tensor(copies).prod())) if copies else 1) % (n - 1)
-    order = (torch.arange(n) + shift.unsqueeze(-1)) % n
-    return order.reshape(*copies, n)
+    shift = 1 + torch.arange(prod(copies)) % (n - 1)
+    return ((torch.arange(n) + shift.unsqueeze(-1)) % n).reshape(*copies, n)
 
 
 def edited(model: nn.Module, **changes: Callable[[Tensor], Tensor]) -> nn.Module:

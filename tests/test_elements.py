@@ -245,11 +245,10 @@ def test_features_of_a_convolutional_network() -> None:
     forward = lambda m, x: m.fc(m.flat(m.pool(m.relu(m.bn(m.conv(x))))))  # noqa: E731
     parts = {"conv": nn.Conv2d(3, 5, 3), "bn": nn.BatchNorm2d(5), "relu": nn.ReLU(inplace=True)}
     net = Net(forward, **parts, pool=nn.MaxPool2d(2), flat=nn.Flatten(), fc=nn.Linear(30, 2)).double().eval()
-    x = torch.randn(2, 3, 7, 9, dtype=torch.float64)[:, :, :, :8]
+    x = torch.randn(2, 3, 7, 8, dtype=torch.float64)
     sym = certified(it.symmetry(net, x), net, x)
     for name in ("conv", "bn", "relu", "pool", "flat", "fc"):
-        if name != "fc":
-            assert_features_move(sym, net, name, x)
+        assert_features_move(sym, net, name, x)
 
 
 def test_features_before_an_op_in_place() -> None:
@@ -329,7 +328,7 @@ def test_training_goes_on_as_it_would_have(name: str) -> None:
     moved = sym.act(g, model)
     carried = make(moved.parameters())
     carried.load_state_dict(sym.act_on_optimizer(g, optimizer, model))
-    fresh_model, fresh = sym.act(g, model), make(moved.parameters())
+    fresh_model = sym.act(g, model)
     fresh = make(fresh_model.parameters())
 
     for network, its_own in ((model, optimizer), (moved, carried), (fresh_model, fresh)):
@@ -356,7 +355,7 @@ def test_the_optimizer_given_is_not_changed() -> None:
 def test_powers_of_an_element_walk_through_the_group() -> None:
     net, sym = found()
     g = sym.random(seed=13)
-    models = [net]
+    models: list[nn.Module] = [net]
     for _ in range(3):
         models.append(sym.act(g, models[-1]))
     assert same_weights(models[3], sym.act(g @ g @ g, net))

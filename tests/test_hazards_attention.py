@@ -4,11 +4,27 @@ Heads may change places, and inside each head the query-key and the value-output
 their own. Nothing may cross from one head to another.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Net, edited, element, gap, parameter, permutation, prove, reasons, same_weights, wire_at
+from networks import (
+    Net,
+    certified,
+    edited,
+    element,
+    gap,
+    parameter,
+    permutation,
+    prove,
+    reasons,
+    same_weights,
+    wire_at,
+)
 from torch import Tensor, nn
+
+import intertwine as it
 
 HEADS, DIM, WIDTH = 3, 5, 7  # heads, dimensions of a head, width of the stream
 INNER = HEADS * DIM
@@ -145,6 +161,27 @@ def test_multihead_attention() -> None:
     )
 
 
+def test_multihead_attention_with_padding() -> None:
+    def forward(m: Net, x: Tensor, padding: Tensor) -> Tensor:
+        x = m.stem(x)
+        return m.head(m.mha(x, x, x, key_padding_mask=padding, need_weights=False)[0])
+
+    mha = nn.MultiheadAttention(INNER, HEADS, batch_first=True)
+    net = Net(forward, stem=nn.Linear(2, INNER), mha=mha, head=nn.Linear(INNER, 4))
+    padding = torch.arange(11) >= torch.tensor([[9], [11]])
+    # the mask is the same for every head, so the heads may still change places
+    prove(
+        net,
+        tokens(),
+        padding,
+        wires=[
+            "S_15 ⋉ (R*)^15 on stem.weight[0], stem.bias[0], mha.in_proj_weight[1]",
+            "S_15 ⋉ (R*)^15 on mha.out_proj.weight[0], mha.out_proj.bias[0], head.weight[1]",
+            *packed("mha."),
+        ],
+    )
+
+
 def test_multihead_attention_that_returns_its_weights() -> None:
     def forward(m: Net, x: Tensor) -> tuple[Tensor, Tensor]:
         y, weights = m.mha(m.stem(x), m.stem(x), m.stem(x), average_attn_weights=False)
@@ -174,7 +211,7 @@ def test_transformer_encoder_layer(activation: str, inner: str, norm_first: bool
         "layer.self_attn.out_proj.bias[0], layer.linear1.weight[1], layer.linear2.weight[0], layer.linear2.bias[0], "
         f"{places('layer.{}.weight[0], layer.{}.bias[0]', 'norm1', 'norm2')}, head.weight[1]"
     )
-    # factors live between a norm's weight and its readers: one site after the last norm, or two in front of the branches
+    # factors live between a norm's weight and its readers: behind the last norm, or in front of both branches
     factors = "(R*)^2·15" if norm_first else "(R*)^15"
     prove(
         net.eval(),
@@ -247,7 +284,7 @@ def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
 
 
-def rotary(turn: object) -> Net:
+def rotary(turn: Callable[..., Tensor]) -> Net:
     """2 heads of 3 frequencies, and values of dimension 5."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
@@ -270,7 +307,7 @@ def rotated(frequencies: str) -> list[str]:
 
 
 @pytest.mark.parametrize("turn", [half_split, rotate_half])
-def test_rotary_positions_half_split(turn: object) -> None:
+def test_rotary_positions_half_split(turn: Callable[..., Tensor]) -> None:
     halves = places("{}.weight[0], {}.bias[0], {}.weight[0 +3], {}.bias[0 +3]", "q", "k")
     sym = prove(rotary(turn), tokens(), wires=rotated(halves))
     assert wire_at(sym, "q.weight[0]").pinned, "each frequency turns at its own speed"
@@ -279,6 +316,25 @@ def test_rotary_positions_half_split(turn: object) -> None:
 def test_rotary_positions_interleaved() -> None:
     pairs = places("{}.weight[0 ×2], {}.bias[0 ×2]", "q", "k")
     prove(rotary(interleaved), tokens(), wires=rotated(pairs))
+
+
+def test_rotary_positions_as_complex_numbers() -> None:
+    def turn(x: Tensor, speeds: Tensor) -> Tensor:
+        angle = torch.arange(11.0)[:, None] * speeds
+        pairs = torch.view_as_complex(x.unflatten(-1, (3, 2)))
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x, speeds = m.stem(x), torch.tensor([1.0, 0.3, 0.09])
+        q, k = (turn(heads(p(x), 2), speeds) for p in (m.q, m.k))
+        return m.o(merged(F.scaled_dot_product_attention(q, k, heads(m.v(x), 2))))
+
+    net, x = rotary(half_split), tokens()
+    net._forward = forward
+    # queries and keys may be frozen with a reason; what the turning does not touch stays free
+    sym = certified(it.symmetry(net, x), net, x)
+    assert str(wire_at(sym, "v.weight[0]").group) == "(S_5 ⋉ (R*)^5)²"
+    assert str(wire_at(sym, "v.weight[1]").group) == "S_7 ⋉ (R*)^7"
 
 
 def test_rotary_frequencies_in_another_order_are_no_symmetry() -> None:
@@ -313,107 +369,4 @@ def test_window_partition_and_roll() -> None:
 
     parts = projections() | {"o": nn.Linear(INNER, WIDTH), "head": nn.Linear(WIDTH, 4)}
     net = Net(forward, stem=nn.Linear(2, WIDTH), **parts)
-    prove(
-        net, torch.randn(2, 4, 6, 2), wires=[f"{STREAM}, o.weight[0], o.bias[0], head.weight[1]", *ATTENTION[1:]]
-    )
-
-
-def test_layer_norm() -> None:
-    def net(activation: nn.Module) -> Net:
-        forward = lambda m, x: m.b(m.act(m.norm(m.a(x))))  # noqa: E731
-        return Net(forward, a=nn.Linear(2, 7), norm=nn.LayerNorm(7), act=activation, b=nn.Linear(7, 3))
-
-    where = "a.weight[0], a.bias[0], norm.weight[0], norm.bias[0], b.weight[1]"
-    prove(net(nn.ReLU()), tokens(), wires=[f"S_7 ⋉ (R₊)^7 on {where}"])
-    prove(net(nn.Identity()), tokens(), wires=[f"S_7 ⋉ (R*)^7 on {where}"])
-    prove(net(nn.GELU()), tokens(), wires=[f"S_7 on {where}"])
-
-
-def rms_by_hand(m: Net, x: Tensor) -> Tensor:
-    x = m.a(x)
-    return m.b(m.norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)))
-
-
-@pytest.mark.parametrize("forward", [lambda m, x: m.b(m.norm(m.a(x))), rms_by_hand], ids=["torch", "by hand"])
-def test_rms_norm(forward: object) -> None:
-    net = Net(forward, a=nn.Linear(2, 7), norm=nn.RMSNorm(7), b=nn.Linear(7, 3))
-    # no mean is taken, so each feature may change its sign before the norm, and take any factor after it
-    prove(net, tokens(), wires=["S_7 ⋉ (R*)^7 ⋉ {±1}^7 on a.weight[0], a.bias[0], norm.weight[0], b.weight[1]"])
-
-
-def test_embedding() -> None:
-    net = Net(lambda m, x: m.fc(m.table(x)), table=nn.Embedding(11, 5, padding_idx=0), fc=nn.Linear(5, 2))
-    sym = prove(net, torch.randint(0, 11, (2, 7)), wires=["S_5 ⋉ (R*)^5 on table.weight[1], fc.weight[1]"])
-    assert "looked up by index" in reasons(sym, "table.weight")
-
-
-def tied() -> Net:
-    def forward(m: Net, x: Tensor) -> Tensor:
-        x = m.table(x)
-        return m.head(x + m.b(m.a(x).relu()))
-
-    net = Net(forward, table=nn.Embedding(11, 5), a=nn.Linear(5, 7), b=nn.Linear(7, 5), head=nn.Linear(5, 11, bias=False))
-    net.head.weight = net.table.weight
-    return net.double()
-
-
-def test_tied_embedding_and_output() -> None:
-    net, x = tied(), torch.randint(0, 11, (2, 7))
-    # the stream is written and read by one table: a factor a must also be 1/a, so that only signs are left
-    sym = prove(
-        net,
-        x,
-        wires=[
-            "S_5 ⋉ {±1}^5 on table.weight[1], a.weight[1], b.weight[0], b.bias[0]",
-            "S_7 ⋉ (R₊)^7 on a.weight[0], a.bias[0], b.weight[1]",
-        ],
-    )
-    p, sign = permutation(5), torch.tensor([1, -1, -1, 1, 1]).double()
-    moved = sym.act(element(sym, "table.weight[1]", permutation=p, sign=sign[None]), net)
-    assert moved.head.weight is moved.table.weight
-    by_hand = edited(
-        net,
-        table__weight=lambda w: (w * sign)[:, p],
-        a__weight=lambda w: (w * sign)[:, p],
-        b__weight=lambda w: (w * sign[:, None])[p],
-        b__bias=lambda b: (b * sign)[p],
-    )
-    assert same_weights(moved, by_hand)
-    assert gap(net, by_hand, x) < 1e-12
-
-
-def test_position_and_class_tokens() -> None:
-    def forward(m: Net, x: Tensor) -> Tensor:
-        x = m.stem(x)
-        x = torch.cat([m.token.expand(x.shape[0], -1, -1), x], 1) + m.position
-        return m.head(m.norm(x + m.mix(x.transpose(1, 2)).transpose(1, 2))[:, 0])
-
-    parts = {"stem": nn.Linear(2, 7), "mix": nn.Linear(12, 12), "norm": nn.LayerNorm(7), "head": nn.Linear(7, 3)}
-    net = Net(forward, **parts, token=parameter(1, 1, 7), position=parameter(1, 12, 7))
-    where = "stem.weight[0], stem.bias[0], token[2], position[2], norm.weight[0], norm.bias[0], head.weight[1]"
-    prove(net, tokens(), wires=[f"S_7 ⋉ (R*)^7 on {where}"])
-
-
-def test_gated_linear_unit() -> None:
-    net = Net(lambda m, x: m.b(F.glu(m.a(x))), a=nn.Linear(2, 14), b=nn.Linear(7, 3)).double()
-    # value and gate share one order; only the value carries a factor
-    where = "a.weight[0], a.bias[0], a.weight[0 +7], a.bias[0 +7], b.weight[1]"
-    sym = prove(net, tokens().double(), wires=[f"S_7 ⋉ (R*)^7 on {where}"])
-    p, s = permutation(7), torch.linspace(0.5, 2, 7).double()
-    rows, factor = torch.cat([p, 7 + p]), torch.cat([s, torch.ones(7)])
-    by_hand = edited(
-        net,
-        a__weight=lambda w: (w * factor[:, None])[rows],
-        a__bias=lambda b: (b * factor)[rows],
-        b__weight=lambda w: (w / s)[:, p],
-    )
-    assert same_weights(sym.act(element(sym, "b.weight[1]", permutation=p, scale=s[None]), net), by_hand)
-    assert gap(net, by_hand, tokens().double()) < 1e-12
-
-
-def test_swiglu() -> None:
-    forward = lambda m, x: m.down(F.silu(m.gate(x)) * m.up(x))  # noqa: E731
-    net = Net(forward, gate=nn.Linear(2, 7), up=nn.Linear(2, 7), down=nn.Linear(7, 3))
-    where = "gate.weight[0], gate.bias[0], up.weight[0], up.bias[0], down.weight[1]"
-    sym = prove(net, tokens(), wires=[f"S_7 ⋉ (R*)^7 on {where}"])
-    assert {s.role for s in sym.wires[0].slots if s.parameter.startswith("gate")} == {"permuted"}
+    prove(net, torch.randn(2, 4, 6, 2), wires=[f"{STREAM}, o.weight[0], o.bias[0], head.weight[1]", *ATTENTION[1:]])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Net, edited, element, gap, parameter, permutation, prove, same_weights, wire_at
+from networks import Net, edited, element, gap, moved_by, permutation, prove, same_weights, wire_at
 from torch import Tensor, nn
 
 RELU_5 = "S_5 ⋉ (R₊)^5"
@@ -32,7 +32,7 @@ def test_flatten_after_conv_channels_last() -> None:
     def forward(m: Net, x: Tensor) -> Tensor:
         return m.fc(m.conv(x).relu().to(memory_format=torch.channels_last).flatten(1))
 
-    net = Net(forward, conv=nn.Conv2d(3, 5, 3), fc=nn.Linear(75, 2)).to(memory_format=torch.channels_last)
+    net = Net(forward, conv=nn.Conv2d(3, 5, 3), fc=nn.Linear(75, 2))
     x = image().to(memory_format=torch.channels_last)
     prove(net, x, wires=[f"{RELU_5} on conv.weight[0], conv.bias[0], fc.weight[1 ×15]"])
 
@@ -46,7 +46,7 @@ def test_flatten_after_conv_permuted() -> None:
     x = image().double()
     sym = prove(last, x, wires=[f"{RELU_5} on conv.weight[0], conv.bias[0], fc.weight[1]"])
     p = permutation(5)
-    moved = sym.act(element(sym, "conv.weight[0]", permutation=p), last)
+    moved = moved_by(element(sym, "conv.weight[0]", permutation=p), sym, last)
     assert torch.equal(moved.fc.weight, last.fc.weight.reshape(2, 15, 5)[:, :, p].reshape(2, 75))
     prove(net(2, 1, 3), x, wires=[f"{RELU_5} on conv.weight[0], conv.bias[0], fc.weight[1 ×5]"])
 
@@ -182,126 +182,6 @@ def test_grouped() -> None:
     assert gap(net, edited(net, a__weight=lambda w: w[across], a__bias=lambda b: b[across]), x) > 1e-2
 
 
-def test_group_norm() -> None:
-    forward = lambda m, x: m.b(m.norm(m.a(x)).relu())  # noqa: E731
-    net = Net(forward, a=nn.Conv2d(2, 6, 1), norm=nn.GroupNorm(2, 6), b=nn.Conv2d(6, 3, 1)).double()
-    nn.init.normal_(net.norm.weight)
-    x = image(2).double()
-    everywhere = "a.weight[0{0}], a.bias[0{0}], norm.weight[0{0}], norm.bias[0{0}], b.weight[1{0}]"
-    # a whole group may also change its sign: the norm hands it on, and its weight takes it back
-    groups, within = f"S_2 ⋉ {{±1}}^2 on {everywhere.format(' ×3')}", f"(S_3 ⋉ (R₊)^3)² on {everywhere.format('')}"
-    sym = prove(net, x, wires=[groups, within])
-    swap = torch.tensor([3, 4, 5, 0, 1, 2])
-    rows = {name: lambda t: t[swap] for name in ("a__weight", "a__bias", "norm__weight", "norm__bias")}
-    by_hand = edited(net, **rows, b__weight=lambda w: w[:, swap])
-    assert same_weights(sym.act(element(sym, "b.weight[1 ×3]", permutation=torch.tensor([1, 0])), net), by_hand)
-    across = torch.tensor([3, 1, 2, 0, 4, 5])
-    rows = {name: lambda t: t[across] for name in ("a__weight", "a__bias", "norm__weight", "norm__bias")}
-    assert gap(net, edited(net, **rows, b__weight=lambda w: w[:, across]), x) > 1e-2
-
-
-def batch_normed() -> Net:
-    forward = lambda m, x: m.b(m.norm(m.a(x)).relu())  # noqa: E731
-    net = Net(forward, a=nn.Conv2d(3, 5, 1), norm=nn.BatchNorm2d(5), b=nn.Conv2d(5, 2, 1)).double()
-    for tensor in (net.norm.weight, net.norm.bias, net.norm.running_mean):
-        nn.init.normal_(tensor)
-    nn.init.uniform_(net.norm.running_var, 0.5, 2)
-    return net
-
-
-BATCH_NORMED = (
-    "a.weight[0], a.bias[0], norm.weight[0], norm.bias[0], norm.running_mean[0], norm.running_var[0], b.weight[1]"
-)
-
-
-def test_batch_norm_eval() -> None:
-    net, x = batch_normed().eval(), image().double()
-    # before the norm any factor passes (the statistics absorb it), after it the positive ones of the ReLU
-    sym = prove(net, x, wires=[f"S_5 ⋉ (R*)^5 ⋉ (R₊)^5 on {BATCH_NORMED}"])
-    p = permutation(5)
-    moved = sym.act(element(sym, "a.weight[0]", permutation=p), net)
-    names = ("a__weight", "a__bias", "norm__weight", "norm__bias", "norm__running_mean", "norm__running_var")
-    by_hand = edited(net, **{name: lambda t: t[p] for name in names}, b__weight=lambda w: w[:, p])
-    assert same_weights(moved, by_hand)
-    assert gap(net, by_hand, x) < 1e-12
-    without_statistics = edited(net, **{name: lambda t: t[p] for name in names[:4]}, b__weight=lambda w: w[:, p])
-    assert gap(net, without_statistics, x) > 1e-2
-
-
-def test_batch_norm_eval_scales_the_variance_with_its_eps() -> None:
-    net, x = batch_normed().eval(), image().double()
-    sym = prove(net, x, wires=[f"S_5 ⋉ (R*)^5 ⋉ (R₊)^5 on {BATCH_NORMED}"])
-    wire = wire_at(sym, "a.weight[0]")
-    (index,) = [k for k in range(2) if next(s for s in wire.slots if s.parameter == "a.weight").powers[k]]
-    s = torch.linspace(0.5, 2, 5).double()
-    scale = torch.ones(2, 5).double()
-    scale[index] = s
-    moved = sym.act(element(sym, "a.weight[0]", scale=scale), net)
-    power = float(next(t for t in wire.slots if t.parameter == "a.weight").powers[index])
-    a = s**power
-    by_hand = edited(
-        net,
-        a__weight=lambda w: w * a.view(-1, 1, 1, 1),
-        a__bias=lambda b: b * a,
-        norm__running_mean=lambda m: m * a,
-        norm__running_var=lambda v: a**2 * (v + net.norm.eps) - net.norm.eps,
-    )
-    assert same_weights(moved, by_hand)
-    assert gap(net, by_hand, x) < 1e-12
-
-
-def test_batch_norm_train() -> None:
-    net, x = batch_normed().train(), image().double()
-    # eps breaks the scales before the norm when the statistics are the batch's own; the signs stay
-    sym = prove(net, x, wires=[f"S_5 ⋉ (R*)^5 on {BATCH_NORMED}"])
-    g = sym.random(seed=1)
-    moved = sym.act(g, net)
-    moved(x)
-    net(x)
-    # the statistics that training has updated are again those of the moved network
-    assert same_weights(sym.act(g, net), moved)
-
-
-def test_batch_norm_without_affine_part() -> None:
-    forward = lambda m, x: m.b(m.norm(m.a(x)).relu())  # noqa: E731
-    net = Net(forward, a=nn.Conv2d(3, 5, 1), norm=nn.BatchNorm2d(5, affine=False), b=nn.Conv2d(5, 2, 1)).eval()
-    places = "a.weight[0], a.bias[0], norm.running_mean[0], norm.running_var[0], b.weight[1]"
-    prove(net, image(), wires=[f"S_5 ⋉ (R₊)^5 on {places}"])
-
-
-def test_instance_norm() -> None:
-    forward = lambda m, x: m.b(m.norm(m.a(x)).relu())  # noqa: E731
-    net = Net(forward, a=nn.Conv2d(3, 5, 1), norm=nn.InstanceNorm2d(5, affine=True), b=nn.Conv2d(5, 2, 1))
-    places = "a.weight[0], a.bias[0], norm.weight[0], norm.bias[0], b.weight[1]"
-    prove(net, image(), wires=[f"S_5 ⋉ (R*)^5 on {places}"])
-    plain = Net(forward, a=nn.Conv2d(3, 5, 1), norm=nn.InstanceNorm2d(5), b=nn.Conv2d(5, 2, 1))
-    prove(plain, image(), wires=["S_5 on a.weight[0], a.bias[0], b.weight[1]"])
-
-
-def test_weight_standardisation() -> None:
-    def forward(m: Net, x: Tensor) -> Tensor:
-        w = m.conv.weight
-        w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()
-        return m.head(F.conv2d(m.stem(x).relu(), w * m.gain, m.conv.bias).relu())
-
-    def by_batch_norm(m: Net, x: Tensor) -> Tensor:
-        w = m.conv.weight
-        w = F.batch_norm(w.reshape(1, 5, -1), None, None, m.gain.view(-1), training=True).reshape_as(w)
-        return m.head(F.conv2d(m.stem(x).relu(), w, m.conv.bias).relu())
-
-    for function in (forward, by_batch_norm):
-        parts = {"stem": nn.Conv2d(3, 4, 1), "conv": nn.Conv2d(4, 5, 3), "head": nn.Conv2d(5, 2, 1)}
-        net = Net(function, **parts, gain=parameter(5, 1, 1, 1))
-        prove(
-            net,
-            image(),
-            wires=[
-                "S_4 on stem.weight[0], stem.bias[0], conv.weight[1]",
-                "S_5 ⋉ (R*)^5 on conv.weight[0], conv.bias[0], gain[0], head.weight[1]",
-            ],
-        )
-
-
 def residual(m: Net, x: Tensor) -> Tensor:
     x = m.stem(x).relu()
     x = (x + m.b(m.a(x).relu())).relu()
@@ -349,7 +229,8 @@ def test_zero_padded_shortcut() -> None:
         net,
         image().double(),
         wires=[
-            f"{RELU_5} on stem.weight[0], stem.bias[0], conv.weight[1], conv.weight[0 +2], conv.bias[0 +2], head.weight[1 +2]",
+            f"{RELU_5} on stem.weight[0], stem.bias[0], conv.weight[1], "
+            "conv.weight[0 +2], conv.bias[0 +2], head.weight[1 +2]",
             "S_2 ⋉ (R₊)^2 on conv.weight[0], conv.bias[0], head.weight[1]",
             "S_3 ⋉ (R₊)^3 on conv.weight[0 +7], conv.bias[0 +7], head.weight[1 +7]",
         ],
@@ -366,7 +247,9 @@ def test_zero_padded_shortcut() -> None:
         head__weight=lambda w: w[:, middle],
     )
     assert same_weights(sym.act(element(sym, "stem.weight[0]", permutation=p), net), by_hand)
-    by_hand = edited(net, conv__weight=lambda w: w[tail], conv__bias=lambda b: b[tail], head__weight=lambda w: w[:, tail])
+    by_hand = edited(
+        net, conv__weight=lambda w: w[tail], conv__bias=lambda b: b[tail], head__weight=lambda w: w[:, tail]
+    )
     moved = sym.act(element(sym, "conv.bias[0 +7]", permutation=torch.tensor([2, 0, 1])), net)
     assert same_weights(moved, by_hand)
     assert gap(net, by_hand, image().double()) < 1e-12
@@ -378,7 +261,12 @@ def test_squeeze_excite_gate() -> None:
         gate = m.up(m.down(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
         return m.head(x * gate)
 
-    parts = {"conv": nn.Conv2d(3, 5, 3), "down": nn.Conv2d(5, 4, 1), "up": nn.Conv2d(4, 5, 1), "head": nn.Conv2d(5, 2, 1)}
+    parts = {
+        "conv": nn.Conv2d(3, 5, 3),
+        "down": nn.Conv2d(5, 4, 1),
+        "up": nn.Conv2d(4, 5, 1),
+        "head": nn.Conv2d(5, 2, 1),
+    }
     sym = prove(
         Net(forward, **parts),
         image(),
@@ -412,7 +300,7 @@ def test_prelu_per_channel() -> None:
     nn.init.uniform_(net.act.weight)
     sym = prove(net, image().double(), wires=[f"{RELU_5} on a.weight[0], a.bias[0], act.weight[0], b.weight[1]"])
     p, s = permutation(5), torch.linspace(0.5, 2, 5).double()
-    moved = sym.act(element(sym, "act.weight[0]", permutation=p, scale=s[None]), net)
+    moved = moved_by(element(sym, "act.weight[0]", permutation=p, scale=s[None]), sym, net)
     assert torch.equal(moved.act.weight, net.act.weight[p])
     shared = Net(lambda m, x: m.b(m.act(m.a(x))), a=nn.Conv2d(3, 5, 1), act=nn.PReLU(), b=nn.Conv2d(5, 2, 1))
     prove(shared, image(), wires=[f"{RELU_5} on a.weight[0], a.bias[0], b.weight[1]"])

@@ -1,13 +1,25 @@
 """The forward as a program: sharing, tying, buffers, inputs and outputs, branches, and writing in place."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Net, certified, edited, element, gap, parameter, permutation, prove, reasons, same_weights, wire_at
+from networks import (
+    Net,
+    certified,
+    edited,
+    element,
+    gap,
+    moved_by,
+    parameter,
+    permutation,
+    prove,
+    reasons,
+    same_weights,
+)
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
 
 import intertwine as it
 
@@ -62,7 +74,7 @@ def test_shared_module_between_different_layers() -> None:
 
 
 @pytest.mark.parametrize(("activation", "group"), [(torch.relu, "S_5"), (torch.tanh, "S_5 ⋉ {±1}^5")])
-def test_parameter_used_twice(activation: object, group: str) -> None:
+def test_parameter_used_twice(activation: Callable[[Tensor], Tensor], group: str) -> None:
     # a tied autoencoder: the code is written and read by one matrix
     net = Net(lambda m, x: activation(x @ m.w.T + m.bias) @ m.w, w=parameter(5, 3), bias=parameter(5))
     prove(net, rows(), wires=[f"{group} on w[0], bias[0]"])
@@ -72,7 +84,7 @@ def test_parameter_under_two_names() -> None:
     net = Net(lambda m, x: m.b(m.a(x).relu()) + m.c(m.a(x).relu()), **mlp(c=nn.Linear(5, 2)))
     net.c.weight = net.b.weight
     sym = prove(net, rows(), wires=[f"S_5 ⋉ (R₊)^5 on {MLP}"])
-    moved = sym.act(sym.random(seed=1), net)
+    moved = moved_by(sym.random(seed=1), sym, net)
     assert moved.c.weight is moved.b.weight
 
 
@@ -95,7 +107,7 @@ def test_non_persistent_buffer() -> None:
     # it is not in a checkpoint, so it cannot move, and what meets it cannot either
     sym = prove(net, rows(), wires=[])
     assert "constant buffer centre" in reasons(sym, "a.weight")
-    assert torch.equal(sym.act(sym.random(), net).centre, net.centre)
+    assert torch.equal(moved_by(sym.random(), sym, net).centre, net.centre)
 
 
 def test_integer_buffer() -> None:
@@ -105,13 +117,13 @@ def test_integer_buffer() -> None:
     sym = certified(it.symmetry(net, rows()), net, rows())
     assert [w for w in sym.wires if w.group.permutes] == []
     assert "index" in reasons(sym, "a.weight")
-    assert torch.equal(sym.act(sym.random(), net).order, net.order)
+    assert torch.equal(moved_by(sym.random(), sym, net).order, net.order)
 
 
 def test_counter_of_a_batch_norm() -> None:
     net = Net(lambda m, x: m.b(m.norm(m.a(x).mT).mT), **mlp(norm=nn.BatchNorm1d(5))).eval()
     sym = certified(it.symmetry(net, rows()), net, rows())
-    moved = sym.act(sym.random(), net)
+    moved = moved_by(sym.random(), sym, net)
     assert moved.norm.num_batches_tracked.dtype == torch.int64
     assert torch.equal(moved.norm.num_batches_tracked, net.norm.num_batches_tracked)
 
@@ -247,20 +259,3 @@ def test_overwriting_through_a_view() -> None:
     net, x = Net(forward, b=nn.Linear(5, 2), c=nn.Linear(3, 3), d=nn.Linear(3, 2)), rows()
     sym = certified(it.symmetry(net, x), net, x)
     assert all(w.size in (2, 3) for w in sym.wires)
-
-
-# -- parametrisations --------------------------------------------------------------------------------------------------
-
-
-def test_weight_norm() -> None:
-    net = Net(lambda m, x: m.b(m.a(x).relu()), a=weight_norm(nn.Linear(3, 5)), b=weight_norm(nn.Linear(5, 2))).double()
-    a, b = "a.parametrizations.weight.original", "b.parametrizations.weight.original"
-    # of the length the ReLU lets positive factors pass, but the next layer's norm does not; of the direction the
-    # length is divided out, and its sign is taken back by the sign of the length
-    where = f"{a}0[0], {a}1[0], a.bias[0], {b}1[1]"
-    sym = prove(net, rows().double(), wires=[f"S_5 ⋉ (R*)^5 on {where}", f"(R*)^2 on {b}0[0], {b}1[0]"])
-    p = permutation(5)
-    moved = sym.act(element(sym, "a.bias[0]", permutation=p), net)
-    assert torch.allclose(moved.a.weight, net.a.weight[p])
-    assert torch.allclose(moved.b.weight, net.b.weight[:, p])
-    assert wire_at(sym, f"{b}0[0]").pinned

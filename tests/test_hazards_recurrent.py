@@ -4,7 +4,7 @@ In an LSTM and a GRU the state is made by an odd function (tanh) of one of the s
 change its sign: the rows of that gate flip, and so does everything that reads the state.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_rnn(activation: str, group: str) -> None:
 
 
 @GATED
-def test_lstm_and_gru(kind: type[nn.RNNBase], gates: int) -> None:
+def test_lstm_and_gru(kind: Callable[..., nn.RNNBase], gates: int) -> None:
     net, x = read(kind(3, 5, batch_first=True), 5).double(), sequence().double()
     sym = certified(it.symmetry(net, x), net, x)
     assert orders(sym) == ordered([hidden("l0", "head.weight 1")])
@@ -69,7 +69,7 @@ def test_lstm_and_gru(kind: type[nn.RNNBase], gates: int) -> None:
 
 
 @GATED
-def test_lstm_and_gru_signs(kind: type[nn.RNNBase], gates: int) -> None:
+def test_lstm_and_gru_signs(kind: Callable[..., nn.RNNBase], gates: int) -> None:
     net, x = read(kind(3, 5, batch_first=True), 5).double(), sequence().double()
     # first without the library: the candidate gate (the third) of unit 2 and all that reads the unit change sign
     rows, columns = torch.ones(5 * gates).double(), torch.ones(5).double()
@@ -88,7 +88,7 @@ def test_lstm_and_gru_signs(kind: type[nn.RNNBase], gates: int) -> None:
 
 
 @GATED
-def test_two_layers_in_two_directions(kind: type[nn.RNNBase], gates: int) -> None:
+def test_two_layers_in_two_directions(kind: Callable[..., nn.RNNBase], gates: int) -> None:
     net, x = read(kind(3, 5, num_layers=2, bidirectional=True, batch_first=True), 10), sequence()
     sym = certified(it.symmetry(net, x), net, x)
     above = ("rnn.weight_ih_l1 1", "rnn.weight_ih_l1_reverse 1")
@@ -113,14 +113,16 @@ def test_a_returned_state_keeps_its_order() -> None:
 
 
 def test_the_last_state_alone_is_read() -> None:
-    net = Net(lambda m, x: m.head(m.rnn(x)[1][-1]), rnn=nn.GRU(3, 5, num_layers=2, batch_first=True), head=nn.Linear(5, 2))
+    net = Net(
+        lambda m, x: m.head(m.rnn(x)[1][-1]), rnn=nn.GRU(3, 5, num_layers=2, batch_first=True), head=nn.Linear(5, 2)
+    )
     x = sequence()
     sym = certified(it.symmetry(net, x), net, x)
     assert orders(sym) == ordered([hidden("l0", "rnn.weight_ih_l1 1"), hidden("l1", "head.weight 1")])
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_cells_in_a_loop(kind: type[nn.RNNCellBase]) -> None:
+def test_cells_in_a_loop(kind: Callable[..., nn.RNNCellBase]) -> None:
     def forward(m: Net, x: Tensor) -> Tensor:
         state = None
         for t in range(3):

@@ -18,9 +18,10 @@ FLOORS = (
     {"symmetry"},
     {"canonical", "features"},
     {"align", "connect", "measure", "stitch", "fold", "inspect"},
-    {"zoo"},
+    {"zoo", "models"},
     {"study"},
     {"report"},
+    {"commands"},
     {"cli"},
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}

@@ -60,6 +60,18 @@ class Call:
         return " in ".join(x for x in (self.where, self.path) if x) or "the model's forward"
 
     @property
+    def inplace(self) -> bool:
+        """Whether the first argument is written to."""
+        schema = getattr(self.target, "_schema", None)
+        return schema is not None and bool(schema.arguments) and bool(schema.arguments[0].is_write)
+
+    @property
+    def may_alias(self) -> bool:
+        """Whether the result may share storage with the first argument (inactive dropout returns its input)."""
+        schema = getattr(self.target, "_schema", None)
+        return schema is None or "dropout" in schema.name or any(r.alias_info is not None for r in schema.returns)
+
+    @property
     def op(self) -> str:
         return self.target.__name__ if self.target is operator.getitem else str(self.target)
 
@@ -88,6 +100,18 @@ class Program:
 
     def __len__(self) -> int:
         return len(self.calls)
+
+    def written_sources(self) -> frozenset[str]:
+        """Names of the sources that some call writes to in place, directly or through a view."""
+        home = {source.name: source.name for source in self.sources}
+        written = set()
+        for call in self.calls:
+            first = call.args[0] if call.args and isinstance(call.args[0], Ref) else None
+            if first is not None and first.name in home and call.may_alias:
+                home[call.name] = home[first.name]
+                if call.inplace:
+                    written.add(home[first.name])
+        return frozenset(written)
 
 
 def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Program:

@@ -41,7 +41,7 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
     memory = _Memory(tape)
     parameters: dict[str, Value] = {}
     for source in program.sources:
-        memory.values[source.name] = _enter(tape, source, parameters)
+        memory.keep(source.name, _enter(tape, source, parameters))
     for call in program.calls:
         tape.call = call
         _run(tape, call, memory, distrusted)
@@ -50,7 +50,7 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
         value = memory.values.get(ref.name)
         if isinstance(value, Value):
             tape.boundary(memory.read(ref.name), "it is an axis of the model's output")
-    tensors = {name: value for name, value in memory.values.items() if isinstance(value, Value)}
+    tensors = {name: value for name, value in memory.made.items() if isinstance(value, Value)}
     return Graph(program, tape, tensors, parameters, _sites(program, tensors))
 
 
@@ -72,9 +72,13 @@ class _Memory:
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}  # what a name holds now
+        self.made: dict[str, Any] = {}  # what the call of that name returned
         self._family: dict[str, set[str]] = {}
         self._stale: dict[str, Value] = {}  # names whose storage was written through another view → the written value
+
+    def keep(self, name: str, value: Any) -> None:
+        self.values[name] = self.made[name] = value
 
     def read(self, name: str) -> Any:
         value = self.values[name]
@@ -105,17 +109,17 @@ class _Memory:
 def _run(tape: Tape, call: Call, memory: _Memory, distrusted: frozenset[str]) -> None:
     if call.target is operator.getitem:
         source, index = call.args
-        memory.values[call.name] = memory.values[source.name][index]
+        memory.keep(call.name, memory.values[source.name][index])
         memory.share(call.name, source.name, only_if_shared=True)
         return
     args = _substitute(call.args, memory)
     kwargs = _substitute(dict(call.kwargs), memory)
     result = _apply(tape, call, args, kwargs, call.name in distrusted)
-    memory.values[call.name] = result
+    memory.keep(call.name, result)
     first = call.args[0] if call.args and isinstance(call.args[0], Ref) else None
-    if first is not None and _may_alias(call):
+    if first is not None and call.may_alias:
         memory.share(call.name, first.name)
-        if _is_inplace(call) and isinstance(result, Value):
+        if call.inplace and isinstance(result, Value):
             memory.overwrite(first.name, result)
 
 
@@ -133,28 +137,21 @@ def _apply(tape: Tape, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
         tape.unsupported.append((call.op, call.place))
         return _pack(call, tape.opaque(inputs, call.shapes, why))
     try:
-        result = found(tape, *args, **kwargs)
-    except (TypeError, ValueError, IndexError, KeyError) as error:
-        raise RuleError(
-            f"The rule for {call.op} ({found.__module__}.{found.__name__}) failed on the call at {call.place}: {error}. "
-            "If the rule is yours, compare its arguments with the op's schema; otherwise report it with this line."
-        ) from error
-    return result
+        return found(tape, *args, **kwargs)
+    except (TypeError, ValueError, IndexError, KeyError, AssertionError) as error:
+        if not found.__module__.startswith("intertwine."):
+            raise RuleError(
+                f"Your rule for {call.op} ({found.__module__}.{found.__name__}) failed on the call at {call.place}: {error}. "
+                "Compare its arguments and labels with the op's schema and the shapes of its tensors."
+            ) from error
+        # a spelling of the op the built-in rule did not foresee: what it said so far only restricts, so freeze the rest
+        tape.unsupported.append((call.op, call.place))
+        why = f"the rule for {call.op} does not know this use of it ({call.place}: {error})"
+        return _pack(call, tape.opaque(inputs, call.shapes, why))
 
 
 def _pack(call: Call, results: tuple[Value | None, ...]) -> Any:
     return results if len(results) > 1 else results[0] if results else None
-
-
-def _is_inplace(call: Call) -> bool:
-    schema = getattr(call.target, "_schema", None)
-    return schema is not None and bool(schema.arguments) and schema.arguments[0].is_write
-
-
-def _may_alias(call: Call) -> bool:
-    """Whether the result may share storage with the first argument (dropout returns its input when it is inactive)."""
-    schema = getattr(call.target, "_schema", None)
-    return schema is None or "dropout" in schema.name or any(r.alias_info is not None for r in schema.returns)
 
 
 def _substitute(value: Any, memory: _Memory) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -29,27 +29,29 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """
     file = Path(path)
     if not file.is_file():
-        raise InputError(f"The weights {path} were asked for, but there is no such file. Give the path of one checkpoint file.")
-    try:
-        found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise _refusal(path, error) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{path} could not be read as a checkpoint: {first} Give a safetensors file, or one written by torch.save."
-        ) from error
+            f"The weights {path} were asked for, but there is no such file. Give the path of one checkpoint file."
+        )
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of an unusual pickle; it is read or refused all the same
+            found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+    except Exception as error:  # a damaged file can make its reader stumble anywhere
+        raise _refusal(path, error) from error
     return _tensors(found, path)
 
 
-def _refusal(path: str | Path, error: pickle.UnpicklingError) -> InputError:
-    if "weights_only" not in str(error).lower():
-        return InputError(f"{path} is no checkpoint: {error}. Give a safetensors file, or one written by torch.save.")
+def _refusal(path: str | Path, error: Exception) -> InputError:
+    if not isinstance(error, pickle.UnpicklingError) or "weights_only" not in str(error).lower():
+        first = str(error).strip().partition("\n")[0].partition(". ")[0]
+        return InputError(
+            f"{path} could not be read as a checkpoint ({type(error).__name__}: {first}). "
+            "Give a safetensors file, or one written by torch.save."
+        )
     names = re.findall(r"GLOBAL ([\w.]+)", str(error))
     needs = f"it needs {names[0]}" if names else "it holds more than tensors"
     return InputError(
-        f"{path} was refused: reading it could run code ({needs}), and a checkpoint must be data. If you trust where it "
-        "comes from, open it there and save its tensors alone: "
+        f"{path} was refused: reading it could run code ({needs}), and a checkpoint must be data. If you trust where "
+        "it comes from, open it there and save its tensors alone: "
         "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')."
     )
 
@@ -84,7 +86,11 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
         if n in wanted and tuple(t.shape) != wanted[n]
     ]
     kinds = {"missing from the file": missing, "not in the model": foreign, "of another shape": misshapen}
-    faults = [f"{len(names)} {kind}: {', '.join(names[:3])}{' …' * (len(names) > 3)}" for kind, names in kinds.items() if names]
+    faults = [
+        f"{len(names)} {kind}: {', '.join(names[:3])}{' …' * (len(names) > 3)}"
+        for kind, names in kinds.items()
+        if names
+    ]
     if faults:
         raise MismatchError(
             f"The weights in {path} do not fit {type(model).__name__}: {'; '.join(faults)}. "

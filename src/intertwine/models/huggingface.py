@@ -23,7 +23,7 @@ def from_transformers(name: str) -> tuple[nn.Module, Example | None]:
     """A transformers model as its configuration says, and example inputs of every kind its forward asks for."""
     transformers = import_library("transformers")
     config = _config(transformers, name)
-    for part in (config, getattr(config, "text_config", None)):
+    for part in (config, getattr(config, "text_config", config)):
         if hasattr(part, "use_cache"):
             part.use_cache = False  # a cache is an output of no interest here
     kind = _model_class(transformers, config)
@@ -42,12 +42,14 @@ def _config(transformers: ModuleType, name: str) -> Any:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"The configuration {path} could not be read: {error}. Give the path of a config.json.") from error
+        raise InputError(
+            f"The configuration {path} could not be read: {error}. Give the path of a config.json."
+        ) from error
     kind = written.get("model_type") if isinstance(written, dict) else None
     if kind not in transformers.CONFIG_MAPPING:
         raise InputError(
-            f"{path} names the model type {kind!r}, which this transformers does not know (code from elsewhere is never "
-            "run). Install a transformers that has it, or wrap the model in a file: path/to/file.py:factory."
+            f"{path} names the model type {kind!r}, which this transformers does not know (code from elsewhere is "
+            "never run). Install a transformers that has it, or wrap the model in a file: path/to/file.py:factory."
         )
     return transformers.CONFIG_MAPPING[kind].from_dict(written)
 
@@ -63,7 +65,9 @@ def _model_class(transformers: ModuleType, config: Any) -> Any:
         chosen = getattr(transformers, auto)
         if type(config) in chosen._model_mapping:
             return chosen
-    raise InputError(f"transformers has no model for the type {config.model_type!r}. Give a type that is a model of its own.")
+    raise InputError(
+        f"transformers has no model for the type {config.model_type!r}. Give a type that is a model of its own."
+    )
 
 
 def _instance(kind: Any, config: Any) -> nn.Module:
@@ -77,8 +81,9 @@ def _check_room(kind: Any, config: Any, name: str) -> None:
     memory = physical_memory()
     if memory is not None and size > memory:
         raise InputError(
-            f"hf:{name} needs {size / 1e9:.0f} GB for its weights alone, and this machine has {memory / 1e9:.0f} GB. Copy its "
-            "config.json, lower num_hidden_layers (the symmetry of a block does not depend on their number), and pass that file."
+            f"hf:{name} needs {size / 1e9:.0f} GB for its weights alone, and this machine has {memory / 1e9:.0f} GB. "
+            "Copy its config.json, lower num_hidden_layers (the symmetry of a block does not depend on how many there "
+            "are), and pass that file."
         )
 
 

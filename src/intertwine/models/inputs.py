@@ -42,7 +42,7 @@ def _smallest_table(model: nn.Module) -> int:
 
 
 def as_example(value: Any) -> Example:
-    """What a user's `example_inputs()` returned: a tensor, a list or tuple of arguments, a dict of keywords, or both."""
+    """What a user's `example_inputs()` returned: a tensor, a tuple or list, a dict of keywords, or (tuple, dict)."""
     if isinstance(value, Mapping):
         return (), value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict):

@@ -80,8 +80,10 @@ def _build(name: str) -> tuple[nn.Module, Example | None]:
         return SOURCES[prefix](rest)
     if name.endswith(".py") or name.rpartition(":")[0].endswith(".py"):
         return from_file(name)
-    kinds = ", ".join(["path/to/file.py:factory", *(f"{source}:NAME" for source in SOURCES)])
-    raise InputError(f"The model {name!r} was asked for, but a model is named in one of these ways: {kinds}.")
+    raise InputError(
+        f"The model {name!r} was asked for, but a model is named in one of these ways: path/to/file.py:factory, "
+        f"{', '.join(f'{source}:NAME' for source in SOURCES)}."
+    )
 
 
 def _describe(value: Any) -> str:

@@ -27,7 +27,9 @@ def from_torchvision(name: str) -> tuple[nn.Module, Example | None]:
     """A torchvision model by its name, and one image; a clip of 16 frames for the models of videos."""
     models = import_library("torchvision").models
     if name not in models.list_models():
-        raise unknown("The torchvision model", name, models.list_models(), "List them with torchvision.models.list_models().")
+        raise unknown(
+            "The torchvision model", name, models.list_models(), "List them with torchvision.models.list_models()."
+        )
     with warnings.catch_warnings(action="ignore"):
         model = models.get_model(name, weights=None)
     if name in models.list_models(module=models.video):

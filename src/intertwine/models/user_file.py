@@ -35,7 +35,9 @@ def from_file(name: str) -> tuple[nn.Module, Example | None]:
         model = made if isinstance(made, nn.Module) else made()
         example = as_example(module.example_inputs()) if hasattr(module, "example_inputs") else None
     if not isinstance(model, nn.Module):
-        raise InputError(f"{name} returned a {type(model).__name__}, but a torch.nn.Module is needed. Return the model itself.")
+        raise InputError(
+            f"{name} returned a {type(model).__name__}, but a torch.nn.Module is needed. Return the model itself."
+        )
     return model, example
 
 

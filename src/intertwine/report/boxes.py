@@ -1,4 +1,4 @@
-"""The boxes of the wire graph: the modules that hold parameters, each axis with the wires on it, repeated blocks folded.
+"""The boxes of the wire graph: modules that hold parameters, the wires on each axis, repeated blocks folded.
 
 Blocks are folded when they hold the same parameters, the same shapes, and wires of their own in the same places; a wire
 that leaves the block must be one and the same wire in all of them.
@@ -129,7 +129,7 @@ def _rows(tensors: Mapping[str, Axes]) -> tuple[Row, ...]:
     return tuple(row for row in rows if row in large or not large or set(row.wires) - seen)
 
 
-# -- folding -------------------------------------------------------------------------------------------------------------
+# -- folding -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -156,7 +156,9 @@ class _Folder:
                 self.frames.append(Frame(f"{first} … {last}", here, start, len(self.boxes), depth, run.count))
                 self.match(path, names, children, run.start, run.period, run.last)
 
-    def match(self, path: str, names: list[str], children: dict[str, list[Box]], start: int, period: int, last: int) -> None:
+    def match(
+        self, path: str, names: list[str], children: dict[str, list[Box]], start: int, period: int, last: int
+    ) -> None:
         """Let the wires of the first turn stand for those of the others."""
         for position in range(start + period, last + 1):
             name, model = names[position], names[start + (position - start) % period]

@@ -23,7 +23,7 @@ class Run(NamedTuple):
 
 
 def runs(keys: Sequence[Hashable]) -> list[Run]:
-    """Cut a sequence into runs of equal turns, the longest first come; an item that does not repeat is a run of its own.
+    """Cut a sequence into runs of equal turns, the longest first; what does not repeat is a run of its own.
 
     >>> [tuple(run) for run in runs("xaaaabcbcy")]
     [(0, 1, 1), (1, 1, 4), (5, 2, 2), (9, 1, 1)]

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from os.path import commonprefix
+from itertools import takewhile
 
 from intertwine.report.folding import Run, runs, template
 from intertwine.symmetry.wire import Frozen, Wire
@@ -14,7 +14,7 @@ from intertwine.symmetry.wire import Frozen, Wire
 
 @dataclass(frozen=True)
 class Line:
-    """A wire, named from the section it stands in. `count` wires that look alike, up to `last`, are told by one line."""
+    """A wire, named from the section it stands in; it stands for `count` wires that look alike, up to `last`."""
 
     label: str
     wire: Wire
@@ -71,7 +71,7 @@ def outline(wires: Sequence[Wire]) -> Section:
 def _home(wire: Wire, fibres: dict[str, list[Wire]]) -> tuple[str, ...]:
     """The deepest module in which the wire and all its fibres act, as long as the wire's name still says more."""
     paths = [slot.parameter.split(".")[:-1] for w in _family(wire, fibres) for slot in w.slots]
-    home = commonprefix(paths) if paths else []
+    home = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
     while home and not wire.name.startswith(".".join(home) + "."):
         home = home[:-1]
     return tuple(home)
@@ -112,7 +112,11 @@ def _folded(items: Sequence, join: Callable[[Sequence, Run], list]) -> list:
 def _nameless(item: Line | Section) -> Hashable:
     if isinstance(item, Section):
         return item.key
-    return item.wire.size, str(item.wire.group), tuple((template(f.label), f.wire.size, str(f.wire.group)) for f in item.fibres)
+    return (
+        item.wire.size,
+        str(item.wire.group),
+        tuple((template(f.label), f.wire.size, str(f.wire.group)) for f in item.fibres),
+    )
 
 
 def _alike(lines: Sequence[Line], run: Run) -> list[Line]:

@@ -1,4 +1,4 @@
-"""The wire graph as a picture: modules as boxes from top to bottom, wires as coloured rails that join the boxes they act on.
+"""The wire graph: modules as boxes from top to bottom, wires as coloured rails that join the boxes they act on.
 
 Every axis of a parameter is a cell in the colour of its wire, grey where it is frozen. Repeated blocks are drawn once,
 in a dashed frame. The picture is plain SVG: it needs no other program and no network, and it can be read aloud.
@@ -6,21 +6,22 @@ in a dashed frame. The picture is plain SVG: it needs no other program and no ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 from torch import nn
 
+from intertwine.report import cells
 from intertwine.report.boxes import Box, Folded, Frame, Row, Segment, fold
+from intertwine.report.svg import CHARACTER, EDGE, FAINT, INK, PALETTE, PAPER, document, element, text
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.wire import Wire
 
-PALETTE = ("#0b6fb8", "#d1495b", "#2e8b57", "#b8860b", "#7b4fb3", "#0f8b8d", "#c2571a", "#b03a8c", "#5b7a1f", "#4a5fc1")
-INK, FAINT, GREY, EDGE = "#1f2933", "#69737d", "#e4e7eb", "#cbd2d9"
-ROW, GAP, STEP, LANE, MARGIN, INDENT = 22, 5, 16, 14, 24, 12
-CHARACTER = 6.7  # width of a letter of the 11-pixel monospace type
-LONGEST_NAME, MOST_SEGMENTS = 46, 24
+MARGIN, TOP, LANE = 24, 112, 14
+GAP, INDENT, FRAME_TITLE, FRAME_FOOT = 5, 12, 22, 12  # between boxes; of a frame: its sides, head and foot
+LABEL, PASSING, CROWDED = 16, 11, 6  # height a wire takes beside a box: where it begins, where it passes, among many
+LONGEST_NAME, LONGEST_CAPTION = 46, 26
 
 
 def wire_graph(symmetry: Symmetry, model: nn.Module, title: str = "") -> str:
@@ -38,261 +39,228 @@ def wire_graph(symmetry: Symmetry, model: nn.Module, title: str = "") -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a box stands: its top and height, the frames around it, and the height at which each wire leaves it."""
+    """Where a box stands, how it is called there, and the height at which each of its wires leaves it."""
 
     box: Box
     name: str
     top: float
     height: float
-    depth: int
     exits: Mapping[str, float]
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
 
 
 class _Picture:
+    """Everything that has a place in the picture; columns from left to right: names, captions, cells, rails, labels."""
+
     def __init__(self, symmetry: Symmetry, folded: Folded, title: str) -> None:
-        self.symmetry, self.folded, self.title = symmetry, folded, title
+        self.symmetry, self.title = symmetry, title
+        self.frames, self.representative = folded.frames, folded.representative
         self.wires: dict[str, Wire] = {w.name: w for w in symmetry.wires}
-        self.rows_of: dict[str, list[int]] = {}
+        self.acts: dict[str, list[int]] = {}  # wire → positions of the boxes it acts on
         for position, box in enumerate(folded.boxes):
             for wire in box.wires:
-                self.rows_of.setdefault(wire, []).append(position)
-        self.drawn = sorted(self.rows_of, key=lambda w: (self.rows_of[w][0], list(self.wires).index(w)))
-        self.counts = {w: sum(r == w for r in folded.representative.values()) for w in self.drawn}
-        self.colour = _colours(self.drawn, self.rows_of)
-        self.lane = _lanes(self.drawn, self.rows_of)
+                self.acts.setdefault(wire, []).append(position)
+        order = {name: i for i, name in enumerate(self.wires)}
+        self.drawn = sorted(self.acts, key=lambda w: (self.acts[w][0], order[w]))
+        self.colours, self.lanes = _colours(self.drawn, self.acts), _lanes(self.drawn, self.acts)
+        self.places = list(self.stack(folded.boxes))
         self.measure()
 
     # -- where things stand ----------------------------------------------------------------------------------------
 
-    def measure(self) -> None:
-        depth = max((f.depth + 1 for f in self.folded.frames), default=0)
-        self.left = MARGIN + INDENT * depth
-        self.names = [_shortened(self.local(box.path, i)) or "(the model)" for i, box in enumerate(self.folded.boxes)]
-        widest = max((len(n) for n in self.names), default=0)
-        rows = [row for box in self.folded.boxes for row in box.rows]
-        captions = max((len(_caption(box, row)) for box in self.folded.boxes for row in box.rows), default=0)
-        self.captions = self.left + 10 + widest * CHARACTER + 14
-        self.cells = self.captions + captions * CHARACTER + (10 if captions else 0)
-        titles = max((len(f.text) + 6 for f in self.folded.frames), default=0)
-        wide = max((_width(row) for row in rows), default=0)
-        self.right = max(self.cells + wide + 10, self.left + titles * CHARACTER)
-        self.rails = self.right + INDENT * depth + 16
-        self.labels = self.rails + LANE * (max(self.lane.values(), default=-1) + 1) + 12
-        self.places: list[_Place] = []
-        y: float = 112
-        for position, box in enumerate(self.folded.boxes):
-            y += sum(22 for f in self.folded.frames if f.start == position)
-            y += sum(12 for f in self.folded.frames if f.end == position)
-            inside = [f.depth + 1 for f in self.folded.frames if f.start <= position < f.end]
-            steps = [self.step(w, position) for w in box.wires]
-            height = max(ROW * len(box.rows), sum(steps)) + 4
-            above = (height - sum(steps)) / 2
-            exits = {w: y + above + sum(steps[:i]) + steps[i] / 2 for i, w in enumerate(box.wires)}
-            self.places.append(_Place(box, self.names[position], y, height, max(inside, default=0), exits))
+    def stack(self, boxes: Sequence[Box]) -> Iterator[_Place]:
+        y: float = TOP
+        for position, box in enumerate(boxes):
+            y += FRAME_TITLE * sum(f.start == position for f in self.frames)
+            y += FRAME_FOOT * sum(f.end == position for f in self.frames)
+            steps = {w: self.step(w, position, len(box.wires) > 8) for w in box.wires}
+            height = max(cells.HEIGHT * len(box.rows), sum(steps.values())) + 4
+            exits, exit = {}, y + (height - sum(steps.values())) / 2
+            for wire, step in steps.items():
+                exits[wire] = exit + step / 2
+                exit += step
+            yield _Place(box, _shortened(self.local(box.path, position)) or "(the model)", y, height, exits)
             y += height + GAP
-        self.height = y + sum(12 for f in self.folded.frames if f.end == len(self.folded.boxes)) + MARGIN
-        labels = max((len(self.label(w)) for w in self.drawn), default=0)
-        self.width = max(self.labels + labels * CHARACTER, 16.0 + len(self.title) * 11, 940) + MARGIN
 
-    def step(self, wire: str, position: int) -> float:
-        """The room a wire needs beside a box: a line for its label where it begins, less where it only passes."""
-        crowded = len(self.folded.boxes[position].wires) > 8
-        return STEP if self.rows_of[wire][0] == position else 6 if crowded else 11
+    def step(self, wire: str, position: int, crowded: bool) -> float:
+        return LABEL if self.acts[wire][0] == position else CROWDED if crowded else PASSING
 
     def local(self, name: str, position: int) -> str:
         """A name as seen from inside the innermost frame around a box."""
-        around = [f.path for f in self.folded.frames if f.start <= position < f.end and f.path]
+        around = [f.path for f in self.frames if f.start <= position < f.end and f.path]
         path = max(around, key=len, default="")
-        return name.removeprefix(f"{path}.") if path and name != path else name
+        return name.removeprefix(f"{path}.") if path else name
+
+    def measure(self) -> None:
+        rows = [(p.box, row) for p in self.places for row in p.box.rows]
+        depth = max((f.depth + 1 for f in self.frames), default=0)
+        captions = max((len(_caption(box, row)) for box, row in rows), default=0)
+        titles = max((len(_frame_title(f)) for f in self.frames), default=0)
+        self.left = MARGIN + INDENT * depth
+        self.captions = self.left + 24 + max((len(p.name) for p in self.places), default=0) * CHARACTER
+        self.cells = self.captions + (captions * CHARACTER + 10 if captions else 0)
+        widest = max((cells.row_width(row) for _, row in rows), default=0)
+        self.right = max(self.cells + widest + 10, self.left + titles * CHARACTER)
+        self.rails = self.right + INDENT * depth + 16
+        self.labels = self.rails + LANE * (max(self.lanes.values(), default=-1) + 1) + 12
+        labels = max((len(self.label(w)) for w in self.drawn), default=0)
+        legend = MARGIN + sum(width + 26 + len(words) * CHARACTER for _, width, words in self.legend())
+        self.width = round(max(self.labels + labels * CHARACTER, MARGIN + len(self.title) * 11, legend) + MARGIN)
+        feet = FRAME_FOOT * sum(f.end == len(self.places) for f in self.frames)
+        self.height = round(max((p.bottom for p in self.places), default=TOP) + feet + MARGIN)
+
+    # -- words -----------------------------------------------------------------------------------------------------
 
     def label(self, wire: str) -> str:
         """`↳ blocks.0.attn.qkv[0]/inner  64  (S_64)³  ×12`: an arrow for a fibre, and how many wires it stands for."""
         w = self.wires[wire]
-        many = f"  ×{self.counts[wire]}" if self.counts[wire] > 1 else ""
-        base = next((b for b in reversed(w.over) if b in self.rows_of), None)
-        beside = base is not None and self.rows_of[base][0] == self.rows_of[wire][0]
-        over = f"  over {_shortened(base)}" if base is not None and not beside else ""
-        return f"{'↳ ' if w.over else ''}{_shortened(wire)}  {w.size}  {w.group}{over}{many}"
+        count = len(self.alike(wire))
+        base = next((b for b in reversed(w.over) if b in self.acts), None)
+        elsewhere = base is not None and self.acts[base][0] != self.acts[wire][0]
+        over = f"  over {_shortened(base)}" if base is not None and elsewhere else ""
+        return f"{'↳ ' * bool(w.over)}{_shortened(wire)}  {w.size}  {w.group}{over}{f'  ×{count}' if count > 1 else ''}"
+
+    def alike(self, wire: str) -> list[str]:
+        """The wires that this one stands for, itself included."""
+        return [name for name, drawn in self.representative.items() if drawn == wire]
+
+    def hint(self, name: str) -> str:
+        wire, alike = self.wires[name], self.alike(name)
+        many = f"; stands for {len(alike)} wires, {alike[0]} to {alike[-1]}" if len(alike) > 1 else ""
+        return f"{name}: {wire.size} indices, {wire.group}, acts in {len(wire.slots)} places{many}"
+
+    def description(self) -> str:
+        acts = (f"{self.label(w)} acts on {', '.join(self.places[i].name for i in self.acts[w])}." for w in self.drawn)
+        return (
+            f"{len(self.wires)} wires over {len(self.places)} boxes. A box is a module that holds parameters, in the "
+            "order of the model. Each axis of a parameter is a cell in the colour of the wire that acts on it, grey if "
+            f"it is frozen. {' '.join(acts)}"
+        )
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def svg(self) -> str:
-        width, height = round(self.width), round(self.height)
-        told = (
-            f"{len(self.symmetry.wires)} wires over {len(self.folded.boxes)} boxes. Boxes are modules with parameters, in the "
-            "order of the model; each axis of a parameter is a cell in the colour of the wire that acts on it, grey if frozen. "
-            + "; ".join(f"{self.label(w)} acts on {', '.join(self.names[i] for i in self.rows_of[w])}" for w in self.drawn)
-        )
         body = [
-            *map(self.frame, self.folded.frames),
-            *map(self.wire, self.drawn),
-            *map(self.box, self.places),
-            *self.head(),
+            *map(self.draw_frame, self.frames),
+            *map(self.draw_wire, self.drawn),
+            *map(self.draw_box, self.places),
+            *self.draw_head(),
         ]
-        return "\n".join(
-            [
-                '<?xml version="1.0" encoding="UTF-8"?>',
-                f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-                f'viewBox="0 0 {width} {height}" role="img" aria-labelledby="picture-title picture-desc" '
-                'font-family="ui-monospace, Menlo, Consolas, \'DejaVu Sans Mono\', monospace" font-size="11">',
-                f'<title id="picture-title">Wire graph of {escape(self.title)}</title>',
-                f'<desc id="picture-desc">{escape(told)}</desc>',
-                f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-                *body,
-                "</svg>\n",
-            ]
-        )
+        return document(self.width, self.height, f"Wire graph of {self.title}", self.description(), "\n".join(body))
 
-    def head(self) -> Iterable[str]:
+    def draw_head(self) -> Iterator[str]:
         """Title, one line of numbers, and the legend."""
-        numbers = f"{len(self.symmetry.wires)} wires · e^{self.symmetry.log_order:,.0f} permutations"
+        numbers = f"{len(self.wires)} wires · e^{self.symmetry.log_order:,.0f} permutations"
         numbers += f" · {self.symmetry.dimension:,} continuous dimensions" if self.symmetry.dimension else ""
-        yield _text(MARGIN, 32, self.title, size=17, weight=600)
-        yield _text(MARGIN, 52, numbers, FAINT)
+        yield text(MARGIN, 32, self.title, INK, font_size=17, font_weight=600)
+        yield text(MARGIN, 52, numbers, FAINT)
         x: float = MARGIN
-        for wires, text in ((("a",), "axis a wire moves"), (("a", "b"), "two wires in one axis"), ((), "frozen axis")):
-            yield _cell(x, 66, (Segment(8, wires),), {"a": PALETTE[0], "b": PALETTE[1]})
-            yield _text(x + 36, 81, text, FAINT)
-            x += 36 + len(text) * CHARACTER + 18
-        yield f'<path d="M{x} 77h22" stroke="{PALETTE[0]}" stroke-width="3" stroke-linecap="round"/>'
-        yield f'<circle cx="{x + 11}" cy="77" r="3.6" fill="#ffffff" stroke="{PALETTE[0]}" stroke-width="2"/>'
-        text = "wire, dots where it acts"
-        yield _text(x + 30, 81, text, FAINT)
-        x += 30 + len(text) * CHARACTER + 18
-        if self.folded.frames:
-            yield f'<rect x="{x}" y="68" width="22" height="18" rx="4" fill="none" stroke="{FAINT}" stroke-dasharray="4 3"/>'
-            yield _text(x + 30, 81, "repeated block, drawn once", FAINT)
+        for sign, width, words in self.legend():
+            yield element("g", sign, transform=f"translate({x:.1f} 66)")
+            yield text(x + width + 8, 81, words, FAINT)
+            x += width + 26 + len(words) * CHARACTER
 
-    def frame(self, frame: Frame) -> str:
-        first, last = self.places[frame.start], self.places[frame.end - 1]
-        inner = max((f.depth for f in self.folded.frames if frame.start <= f.start and f.end <= frame.end), default=0)
-        deeper = inner - frame.depth
-        x = self.left - INDENT * (deeper + 1)
-        above = 22 * sum(f.start == frame.start and f.depth >= frame.depth for f in self.folded.frames)
-        below = 8 + 12 * sum(f.end == frame.end and f.depth > frame.depth for f in self.folded.frames)
-        top, bottom = first.top - above, last.top + last.height + below
-        width = self.right + INDENT * (deeper + 1) - x
-        text = _text(x + 8, top + 14, f"{frame.text}  ×{frame.count}", INK, weight=600)
-        line = f'stroke="{FAINT}" stroke-dasharray="4 3"'
-        return f'<rect x="{x}" y="{top:g}" width="{width:g}" height="{bottom - top:g}" rx="7" fill="#f7f9fb" {line}/>{text}'
+    def legend(self) -> Iterator[tuple[str, float, str]]:
+        """A sign, its width and what it means."""
+        colours = {"a": PALETTE[0], "b": PALETTE[1]}
+        yield cells.cell(0, 0, [Segment(8, ("a",))], colours), 26, "axis a wire moves"
+        axes = [axis for p in self.places for row in p.box.rows for axis in row.axes]
+        if any(len(axis) > 1 or len(axis[0].wires) > 1 for axis in axes):
+            yield cells.cell(0, 0, [Segment(8, ("a", "b"))], colours), 26, "several wires in one axis"
+        yield cells.cell(0, 0, [Segment(8, ())], colours), 26, "frozen axis"
+        rail = element("path", d="M0 11h22", stroke=PALETTE[0], stroke_width=3, stroke_linecap="round")
+        yield rail + _dot(11, 11, PALETTE[0]), 22, "wire, dots where it acts"
+        if self.frames:
+            dashed = {"fill": "none", "stroke": FAINT, "stroke_dasharray": "4 3"}
+            yield element("rect", x=0, y=2, width=22, height=18, rx=4, **dashed), 22, "repeated block, drawn once"
 
-    def wire(self, name: str) -> str:
+    def draw_frame(self, frame: Frame) -> str:
+        inside = [f for f in self.frames if frame.start <= f.start and f.end <= frame.end and f.depth >= frame.depth]
+        side = INDENT * (max(f.depth for f in inside) - frame.depth + 1)
+        top = self.places[frame.start].top - FRAME_TITLE * sum(f.start == frame.start for f in inside)
+        bottom = self.places[frame.end - 1].bottom + 8 + FRAME_FOOT * sum(f.end == frame.end for f in inside[1:])
+        x, width = self.left - side, self.right - self.left + 2 * side
+        line = {"fill": "#f7f9fb", "stroke": FAINT, "stroke_dasharray": "4 3"}
+        box = element("rect", x=x, y=top, width=width, height=bottom - top, rx=7, **line)
+        return box + text(x + 8, top + 14, _frame_title(frame), INK, font_weight=600)
+
+    def draw_wire(self, name: str) -> str:
         """A rail from the first box the wire acts on to the last, a branch and a dot at each, and the label."""
-        wire, colour = self.wires[name], self.colour[name]
-        x = self.rails + LANE * self.lane[name]
-        ys = [self.places[i].exits[name] for i in self.rows_of[name]]
-        alike = [n for n, r in self.folded.representative.items() if r == name]
-        hint = f"{name}: {wire.size} indices, {wire.group}, {len(wire.slots)} places"
-        hint += f"; stands for {len(alike)} wires, {alike[0]} to {alike[-1]}" if len(alike) > 1 else ""
-        parts = [f"<g data-wire={quoteattr(name)}><title>{escape(hint)}</title>"]
-        start = f"M{x:g} {ys[0]:g}H{self.labels - 4:g}"
-        parts.append(f'<path d="{start}" stroke="{colour}" stroke-width="1" stroke-dasharray="1 3" fill="none"/>')
-        parts.append(f'<path d="M{x:g} {ys[0]:g}V{ys[-1]:g}" stroke="{colour}" stroke-width="3" stroke-linecap="round"/>')
-        branches = "".join(f"M{self.right:g} {y:g}H{x:g}" for y in ys)
-        parts.append(f'<path d="{branches}" stroke="{colour}" stroke-width="1.4"/>')
-        parts += [f'<circle cx="{x:g}" cy="{y:g}" r="3.6" fill="#ffffff" stroke="{colour}" stroke-width="2"/>' for y in ys]
-        parts.append(_text(self.labels, ys[0] + 4, self.label(name), colour, weight=600))
-        return "".join(parts) + "</g>"
+        colour, x = self.colours[name], self.rails + LANE * self.lanes[name]
+        ys = [self.places[i].exits[name] for i in self.acts[name]]
+        leader = f"M{x:.1f} {ys[0]:.1f}H{self.labels - 4:.1f}"
+        rail = f"M{x:.1f} {ys[0]:.1f}V{ys[-1]:.1f}"
+        branches = "".join(f"M{self.right:.1f} {y:.1f}H{x:.1f}" for y in ys)
+        parts = [
+            element("title", escape(self.hint(name))),
+            element("path", d=leader, stroke=colour, stroke_dasharray="1 3"),
+            element("path", d=rail, stroke=colour, stroke_width=3, stroke_linecap="round"),
+            element("path", d=branches, stroke=colour, stroke_width="1.4"),
+            *(_dot(x, y, colour) for y in ys),
+            text(self.labels, ys[0] + 4, self.label(name), colour, font_weight=600),
+        ]
+        return element("g", "".join(parts), data_wire=name)
 
-    def box(self, place: _Place) -> str:
-        x, middle = self.left, place.top + place.height / 2
-        outline = f'fill="#ffffff" stroke="{EDGE}"'
-        parts = [f'<g><rect x="{x}" y="{place.top:g}" width="{self.right - x:g}" height="{place.height:g}" rx="5" {outline}/>']
-        parts.append(f"<title>{escape(place.box.path)}</title>")
-        parts.append(_text(x + 10, middle + 4, place.name, INK, weight=600))
-        top = middle - ROW * len(place.box.rows) / 2
-        for i, row in enumerate(place.box.rows):
-            caption = _caption(place.box, row)
-            parts.append(_text(self.captions, top + ROW * i + 15, caption, FAINT) if caption else "")
-            parts.append(self.axes(row, top + ROW * i))
-        return "".join(parts) + "</g>"
-
-    def axes(self, row: Row, top: float) -> str:
-        x, parts = self.cells, []
-        for i, axis in enumerate(row.axes):
-            if i:
-                parts.append(_text(x - 9, top + 15, "×", FAINT))
-            parts.append(_cell(x, top, axis, self.colour))
-            x += _cell_width(axis) + 12
-        return "".join(parts)
+    def draw_box(self, place: _Place) -> str:
+        middle = place.top + place.height / 2
+        size = {"x": self.left, "y": place.top, "width": self.right - self.left, "height": place.height}
+        parts = [
+            element("title", escape(place.box.path or "parameters of the model itself")),
+            element("rect", **size, rx=5, fill=PAPER, stroke=EDGE),
+            text(self.left + 10, middle + 4, place.name, INK, font_weight=600),
+        ]
+        y = middle - cells.HEIGHT * len(place.box.rows) / 2
+        for row in place.box.rows:
+            parts.append(text(self.captions, y + 15, _caption(place.box, row), FAINT))
+            parts.append(cells.row_cells(self.cells, y, row, self.colours))
+            y += cells.HEIGHT
+        return element("g", "".join(parts))
 
 
-def _colours(drawn: Sequence[str], rows: Mapping[str, list[int]]) -> dict[str, str]:
-    """A colour per wire; wires that are near each other differ as long as the palette allows."""
+def _dot(x: float, y: float, colour: str) -> str:
+    return element("circle", cx=x, cy=y, r="3.6", fill=PAPER, stroke=colour, stroke_width=2)
+
+
+def _colours(drawn: Sequence[str], acts: Mapping[str, list[int]]) -> dict[str, str]:
+    """A colour per wire: always the one that was left behind longest ago, so that neighbours differ."""
     colours: dict[str, str] = {}
-    used = dict.fromkeys(PALETTE, -(10**9))  # colour → the last row where it was needed
+    needed = dict.fromkeys(PALETTE, (-1, -1))  # colour → the last box of its last wire
     for wire in drawn:
-        colour = min(PALETTE, key=lambda c: used[c])
-        colours[wire] = colour
-        used[colour] = rows[wire][-1] + len(colours) / 10**6
+        colours[wire] = min(PALETTE, key=lambda colour: needed[colour])
+        needed[colours[wire]] = (acts[wire][-1], len(colours))
     return colours
 
 
-def _lanes(drawn: Sequence[str], rows: Mapping[str, list[int]]) -> dict[str, int]:
+def _lanes(drawn: Sequence[str], acts: Mapping[str, list[int]]) -> dict[str, int]:
     """A lane per wire so that no two rails lie upon each other; long rails run next to the boxes."""
     lanes: dict[str, int] = {}
     taken: list[list[tuple[int, int]]] = []
-    for wire in sorted(drawn, key=lambda w: rows[w][0] - rows[w][-1]):
-        first, last = rows[wire][0], rows[wire][-1]
+    for wire in sorted(drawn, key=lambda w: acts[w][0] - acts[w][-1]):
+        first, last = acts[wire][0], acts[wire][-1]
         free = (i for i, spans in enumerate(taken) if all(last < a or b < first for a, b in spans))
         lane = next(free, len(taken))
-        if lane == len(taken):
-            taken.append([])
+        taken += [[]] if lane == len(taken) else []
         taken[lane].append((first, last))
         lanes[wire] = lane
     return lanes
 
 
+def _frame_title(frame: Frame) -> str:
+    return f"{frame.text}  ×{frame.count}"
+
+
 def _caption(box: Box, row: Row) -> str:
     """The names of a row's parameters, unless they are what every layer has."""
+    words = ", ".join(row.names)
     if len(box.rows) == 1 and row.names[0] == "weight":
         return ""
-    text = ", ".join(row.names)
-    return text if len(text) <= 26 else f"{row.names[0]} … {row.names[-1]}" if len(row.names) > 1 else _shortened(text, 26)
+    if len(words) > LONGEST_CAPTION and len(row.names) > 1:
+        words = f"{row.names[0]} … {row.names[-1]}"
+    return _shortened(words, LONGEST_CAPTION)
 
 
 def _shortened(name: str, longest: int = LONGEST_NAME) -> str:
     return name if len(name) <= longest else f"…{name[1 - longest :]}"
-
-
-def _cell_width(axis: Sequence[Segment]) -> float:
-    size = sum(segment.size for segment in axis)
-    return max(26, len(str(size)) * CHARACTER + 12, {1: 0, 2: 44, 3: 60}.get(len(axis), 72))
-
-
-def _width(row: Row) -> float:
-    return sum(_cell_width(axis) + 12 for axis in row.axes) - 12
-
-
-def _cell(x: float, y: float, axis: Sequence[Segment], colours: Mapping[str, str]) -> str:
-    """An axis: its size on the colour of its wire, or above bars for its blocks and their wires; grey if frozen."""
-    width, size = _cell_width(axis), sum(segment.size for segment in axis)
-    wires = [w for segment in axis for w in segment.wires]
-    single = len(axis) == 1 and len(wires) == 1
-    ground = colours[wires[0]] if single else "#ffffff" if wires else GREY
-    edge = colours[wires[0]] if single else FAINT if wires else EDGE
-    tint = ' fill-opacity="0.3"' if single else ""
-    box = f'x="{x:.1f}" y="{y + 2.5:.1f}" width="{width:.1f}" height="17" rx="2"'
-    parts = [f'<rect {box} fill="{ground}"{tint} stroke="{edge}"/>']
-    if wires and not single:
-        parts += _bars(x + 1, y + 13, width - 2, axis, colours)
-    base = y + (15 if single or not wires else 12)
-    ink, type_size = INK if wires else FAINT, 11 if single or not wires else 10
-    parts.append(f'<text x="{x + width / 2:.1f}" y="{base:.1f}" fill="{ink}" font-size="{type_size}" text-anchor="middle">{size}</text>')
-    return "".join(parts)
-
-
-def _bars(x: float, y: float, width: float, axis: Sequence[Segment], colours: Mapping[str, str]) -> Iterator[str]:
-    """A bar per block of the axis, one stripe for each wire in it."""
-    share = width / len(axis)
-    gap = 1.0 if len(axis) < MOST_SEGMENTS else 0.0
-    for position, segment in enumerate(axis):
-        stripes = [colours[w] for w in segment.wires] or [GREY]
-        for i, colour in enumerate(stripes):
-            tall = 6 / len(stripes)
-            place = f'x="{x + share * position:.1f}" y="{y + tall * i:.1f}" width="{share - gap:.1f}" height="{tall:.1f}"'
-            yield f'<rect {place} fill="{colour}"/>'
-
-
-def _text(x: float, y: float, text: str, colour: str = INK, size: int = 11, weight: int = 400) -> str:
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" font-size="{size}" font-weight="{weight}" xml:space="preserve">{escape(text)}</text>'

@@ -89,3 +89,20 @@ def unfold_windows(t: Tape, x: Value, dim: int, size: int, step: int) -> Value:
     dim %= x.ndim
     labels = [PINNED if d == dim else ("lead", d) for d in range(x.ndim)]
     return t.multilinear([[(x, labels)]], [*labels, PINNED])
+
+
+@rule("aten.max.dim", "aten.min.dim", "aten.topk", "aten.sort", "aten.argsort", "aten.argmax", "aten.argmin", "aten.median.dim")
+def ranked(t: Tape, x: Value, *args: Any, **kwargs: Any) -> Value | tuple[Value, ...]:
+    """Positions along one axis are compared and reported, so that axis keeps its order; the others pass."""
+    assert t.call is not None
+    op = t.call.op
+    at = 1 if op.startswith("aten.topk") else 0
+    dim = kwargs.get("dim", args[at] if len(args) > at else None if op.startswith("aten.arg") else -1)
+    dims = range(x.ndim) if dim is None else [dim % x.ndim]
+    labels = [PINNED if d in dims else ("lead", d) for d in range(x.ndim)]
+    results = []
+    for shape in t.call.shapes:
+        assert shape is not None
+        out = labels if len(shape) == x.ndim else [label for label in labels if label is not PINNED]
+        results.append(t.joint([(x, labels)], out, shape))
+    return tuple(results) if len(results) > 1 else results[0]

@@ -9,7 +9,7 @@ import torch
 
 from intertwine.graph.registry import rule
 from intertwine.graph.rules.elementwise import out_labels, spread
-from intertwine.graph.tape import Tape, Value
+from intertwine.graph.tape import PINNED, Tape, Value
 
 
 @rule(
@@ -145,6 +145,5 @@ def channel_shuffle(t: Tape, x: Value, groups: int) -> Value:
 @rule("aten.diagonal")
 def diagonal(t: Tape, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     dims = {dim1 % x.ndim, dim2 % x.ndim}
-    t.freeze(x, dims, f"its diagonal is read ({t.here})")
-    labels = [None if d in dims else ("lead", d) for d in range(x.ndim)]
-    return t.joint([(x, labels)], [*(label for label in labels if label is not None), "diagonal"])
+    labels = [PINNED if d in dims else ("lead", d) for d in range(x.ndim)]
+    return t.multilinear([[(x, labels)]], [*(label for label in labels if label is not PINNED), PINNED])

@@ -1,0 +1,103 @@
+"""The command line: `intertwine COMMAND …`. Arguments are read here; torch is loaded by the command that needs it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+
+from intertwine.errors import IntertwineError
+
+MODEL = (
+    "path/to/file.py:factory, timm:NAME, torchvision:NAME, or hf:CONFIG (a transformers model type or a config.json)"
+)
+#: Packages that commands need beyond the core, and the extra of intertwine that installs each.
+EXTRAS = {"rich": "cli", "sklearn": "data"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(
+        "intertwine", description="Find, prove and use the symmetries of any PyTorch network."
+    )
+    top.add_argument("--version", action="version", version=f"intertwine {version('intertwine')}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
+    _add_inspect(commands.add_parser("inspect", help="what is the symmetry of this network, and does it hold?"))
+    _add_demo(commands.add_parser("demo", help="the whole story on real handwritten digits, in under two minutes"))
+    return top
+
+
+def add_model(command: argparse.ArgumentParser) -> None:
+    """The arguments with which every command is given a model."""
+    command.add_argument("model", metavar="MODEL", help=MODEL)
+    command.add_argument("--weights", metavar="FILE", help="a checkpoint: safetensors, or a torch.save file of tensors")
+    command.add_argument(
+        "--input",
+        metavar="SHAPE",
+        action="append",
+        default=[],
+        help="an example input such as 1x3x224x224, int:1x16 for integer ids, NAME=SHAPE by keyword; repeat it for "
+        "several inputs. Found automatically for timm, torchvision and hf, and through a function example_inputs() "
+        "in your file",
+    )
+
+
+def _add_inspect(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Read the symmetry off a network, prove it on random elements, and show it. Exit code: 0 when the certificate "
+        "holds, 1 when it fails, 2 when the command could not be carried out."
+    )
+    add_model(command)
+    command.add_argument(
+        "--certify", action=argparse.BooleanOptionalAction, default=True, help="prove the symmetry in float64 (default)"
+    )
+    command.add_argument(
+        "--trials", metavar="N", type=_positive, default=3, help="random elements to prove it on (default 3)"
+    )
+    command.add_argument("--continuous", action="store_true", help="let whole matrices act where only linear maps meet")
+    command.add_argument("--frozen", action="store_true", help="list every frozen axis with its reason")
+    command.add_argument("--slots", action="store_true", help="list where each wire acts")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    command.add_argument("--svg", metavar="FILE", help="write a picture of the wires")
+
+
+def _add_demo(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Train two small networks on 1,797 real handwritten digits, find and prove their symmetry, move one of them, "
+        "and write a report that opens from disk."
+    )
+    command.add_argument("--out", metavar="DIR", default="out", help="where the report goes (default: out)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = parser().parse_args(argv)
+    try:
+        return import_module(f"intertwine.commands.{options.command}").run(options)
+    except IntertwineError as error:
+        return _fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        return _fail(f"This command needs the package {error.name}: pip install 'intertwine[{EXTRAS[error.name]}]'.")
+    except KeyboardInterrupt:
+        print("intertwine: stopped", file=sys.stderr)
+        return 130
+
+
+def _fail(message: str) -> int:
+    print(f"intertwine: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""`intertwine inspect MODEL`: the symmetry of a network, its proof, and its picture."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from intertwine.commands import show
+from intertwine.errors import InputError
+from intertwine.models import Loaded, load
+from intertwine.models.huggingface import physical_memory
+from intertwine.report.wire_graph import wire_graph
+from intertwine.symmetry.certify import Certificate
+from intertwine.symmetry.symmetry import Symmetry, symmetry
+
+#: A certificate holds the model, a copy of it in float64 and a moved copy of that: five times its size in float32.
+COPIES = 5
+
+
+def run(options: Namespace) -> int:
+    """Carry out the command; 1 when the certificate fails."""
+    with Console(stderr=True).status(f"building {options.model}") as status:
+        loaded = load(options.model, options.weights, options.input)
+        status.update("reading its symmetry")
+        found = symmetry(loaded.model, *loaded.args, continuous=options.continuous, **loaded.kwargs)
+        held: Certificate | None = None
+        if options.certify:
+            _check_room(loaded)
+            status.update(f"proving it on {options.trials} random elements, in float64")
+            held = found.certify(loaded.model, *loaded.args, trials=options.trials, **loaded.kwargs)
+            found = held.symmetry
+        if options.svg:
+            status.update("drawing")
+            write(options.svg, wire_graph(found, loaded.model, loaded.name))
+    if options.json:
+        sys.stdout.write(json.dumps(as_dict(loaded, found, held), indent=1, allow_nan=False) + "\n")
+    else:
+        parts = [show.header(loaded.name, found, loaded.model), show.tree(found, options.slots)]
+        parts += [show.frozen(found, options.frozen), show.certificate(held)]
+        show.terminal().print(show.spaced(*parts))
+    return 0 if held is None or held.ok else 1
+
+
+def as_dict(loaded: Loaded, found: Symmetry, held: Certificate | None) -> dict[str, Any]:
+    """Everything the command found, as plain JSON values."""
+    head = {"model": loaded.name, "parameters": loaded.parameters, "inputs": list(loaded.inputs)}
+    tail = {"coverage": found.coverage(loaded.model), "certificate": held.to_dict() if held else None}
+    return _plain(head | found.to_dict() | tail)
+
+
+def _plain(value: Any) -> Any:
+    """The value with numbers that JSON has no word for written as text."""
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write(path: str | Path, text: str) -> None:
+    """Write a text file, with the folders it lies in."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} could not be written: {error.strerror}. Choose another place.") from error
+
+
+def _check_room(loaded: Loaded) -> None:
+    memory = physical_memory()
+    if memory is not None and COPIES * loaded.bytes > memory:
+        raise InputError(
+            f"A certificate of {loaded.name} needs about {COPIES * loaded.bytes / 1e9:.0f} GB, and this machine has "
+            f"{memory / 1e9:.0f} GB. Pass --no-certify, or certify a model with fewer blocks of the same kind."
+        )

@@ -1,0 +1,203 @@
+"""The picture of the wires: valid SVG, every wire in it, repeated blocks once, frozen axes grey, nothing on top of another."""
+
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from intertwine.report.boxes import Segment, boxes_of, fold
+from intertwine.report.svg import GREY, element
+from intertwine.report.wire_graph import _Picture, wire_graph
+from intertwine.symmetry.symmetry import Symmetry, symmetry
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def stack(*hidden: int, width: int = 6) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, width), *(Block(width, h) for h in hidden), nn.Linear(width, 2))
+
+
+def nested() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 6), *(nn.Sequential(Block(6, 4), Block(6, 4)) for _ in range(3)), nn.Linear(6, 2))
+
+
+class Own(nn.Module):
+    """Parameters of its own, and one that its forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(2, 5))
+        self.unused = nn.Parameter(torch.randn(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.first.T) @ self.second.T
+
+
+class Joined(nn.Module):
+    """Two layers side by side, then one that reads both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.both = nn.Linear(3, 4), nn.Linear(3, 5), nn.Linear(9, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(torch.cat([torch.relu(self.left(x)), torch.tanh(self.right(x))], -1))
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    return nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False))
+
+
+MODELS = {
+    "mlp": lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)),
+    "convolutions": lambda: nn.Sequential(
+        *(nn.Unflatten(1, (3, 1, 1)), nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    ),
+    "blocks": lambda: stack(4, 4, 4, 4),
+    "turns": lambda: stack(4, 5, 4, 5, 4, 5),
+    "nested": nested,
+    "encoder": encoder,
+    "own": Own,
+    "joined": Joined,
+    "lstm": lambda: nn.LSTM(3, 4, 2),
+    "rigid": lambda: nn.Linear(3, 2),
+}
+
+
+def made(name: str) -> tuple[Symmetry, nn.Module]:
+    model = MODELS[name]().eval()
+    example = torch.randn(1, 2, 3) if name in ("encoder", "lstm") else torch.randn(2, 3)
+    return symmetry(model, example), model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_picture_is_valid_and_shows_every_wire_once(name: str) -> None:
+    sym, model = made(name)
+    root = ElementTree.fromstring(wire_graph(sym, model, name).encode())
+    drawn = [g.get("data-wire") for g in root.iter(f"{SVG}g") if g.get("data-wire")]
+    representative = fold(sym, model).representative
+    assert set(representative) == {w.name for w in sym.wires}
+    assert sorted(drawn) == sorted(set(representative.values()))
+    sizes = {w.name: (w.size, str(w.group)) for w in sym.wires}
+    assert all(sizes[wire] == sizes[drawn] for wire, drawn in representative.items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_picture_can_be_read_aloud(name: str) -> None:
+    sym, model = made(name)
+    root = ElementTree.fromstring(wire_graph(sym, model, "my <net> & co").encode())
+    head = {child.get("id"): child.text or "" for child in root[:2]}
+    assert root.get("role") == "img"
+    assert set((root.get("aria-labelledby") or "").split()) == set(head)
+    assert head["picture-title"] == "Wire graph of my <net> & co"
+    assert f"{len(sym.wires)} wires" in head["picture-desc"]
+    for wire in set(fold(sym, model).representative.values()):
+        assert wire in head["picture-desc"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_lies_upon_another(name: str) -> None:
+    sym, model = made(name)
+    picture = _Picture(sym, fold(sym, model), name)
+    for above, below in zip(picture.places, picture.places[1:], strict=False):
+        assert above.bottom < below.top
+    for a, b in combinations(picture.drawn, 2):
+        together = picture.acts[a][0] <= picture.acts[b][-1] and picture.acts[b][0] <= picture.acts[a][-1]
+        assert not together or picture.lanes[a] != picture.lanes[b]
+    for place in picture.places:
+        heights = sorted(place.exits.values())
+        assert all(place.top < y < place.bottom for y in heights)
+        assert all(y - x >= 6 for x, y in zip(heights, heights[1:], strict=False))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_lies_on_the_paper(name: str) -> None:
+    sym, model = made(name)
+    root = ElementTree.fromstring(wire_graph(sym, model, name).encode())
+    width, height = (float(root.get(side) or 0) for side in ("width", "height"))
+    for rect in root.findall(f".//{SVG}rect"):
+        x, y, w, h = (float(rect.get(side) or 0) for side in ("x", "y", "width", "height"))
+        assert x >= 0
+        assert y >= 0
+        assert x + w <= width
+        assert y + h <= height
+    for words in root.findall(f"{SVG}g/{SVG}text"):
+        assert float(words.get("x") or 0) + 6.6 * len(words.text or "") <= width
+
+
+@pytest.mark.parametrize(
+    ("name", "frames"),
+    [
+        ("mlp", []),
+        ("blocks", [("1 … 4", 4, 0)]),
+        ("turns", [("1 … 6", 3, 0)]),
+        ("nested", [("1 … 3", 3, 0), ("1.0 … 1.1", 2, 1)]),
+        ("encoder", [("1.layers.0 … 1.layers.2", 3, 0)]),
+    ],
+)
+def test_repeated_blocks_are_drawn_once(name: str, frames: list[tuple[str, int, int]]) -> None:
+    sym, model = made(name)
+    folded = fold(sym, model)
+    assert [(f.text, f.count, f.depth) for f in folded.frames] == frames
+    repeats = [1] * len(folded.boxes)
+    for frame in folded.frames:
+        for i in range(frame.start, frame.end):
+            repeats[i] *= frame.count
+    assert sum(repeats) == len(boxes_of(sym, model)), "what is folded away is counted"
+
+
+def test_blocks_that_differ_are_not_folded() -> None:
+    for model in (stack(4, 5, 6), nn.Sequential(*(nn.Linear(6, 6) for _ in range(5)))):
+        sym = symmetry(model, torch.randn(1, 6 if isinstance(model[1], nn.Linear) else 3))  # type: ignore[index]
+        assert fold(sym, model).frames == ()
+
+
+def axes(name: str) -> dict[str, tuple[tuple[Segment, ...], ...]]:
+    return {f"{box.path}.{row.names[0]}": row.axes for box in boxes_of(*made(name)) for row in box.rows}
+
+
+def test_axes_know_their_wires_and_what_is_frozen() -> None:
+    assert axes("mlp") == {
+        "0.weight": ((Segment(8, ("0",)),), (Segment(3, ()),)),
+        "2.weight": ((Segment(8, ("2",)),), (Segment(8, ("0",)),)),
+        "4.weight": ((Segment(2, ()),), (Segment(8, ("2",)),)),
+    }
+
+
+def test_blocks_of_one_axis_are_segments() -> None:
+    assert axes("joined")["both.weight"][1] == (Segment(4, ("left",)), Segment(5, ("right",)))
+
+
+def test_heads_and_their_width_share_a_segment() -> None:
+    attention = axes("encoder")["1.layers.0.self_attn.in_proj_weight"][0]
+    assert [len(segment.wires) for segment in attention] == [2, 2], "queries and keys, then values"
+    assert sum(segment.size for segment in attention) == 24
+
+
+def test_a_parameter_that_is_not_used_is_drawn_frozen() -> None:
+    assert axes("own")[".unused"] == ((Segment(7, ()),),)
+
+
+def test_frozen_axes_are_grey() -> None:
+    sym, model = made("rigid")
+    assert sym.wires == ()
+    grey = wire_graph(sym, model, "rigid").count(f'fill="{GREY}"')
+    assert grey == 2 + 1, "two axes and the legend"
+
+
+def test_elements_escape_their_attributes() -> None:
+    assert element("g", "x", data_wire='a"<b') == "<g data-wire='a\"&lt;b'>x</g>"
