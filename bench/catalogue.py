@@ -580,6 +580,8 @@ def _transformers(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]
     if hasattr(config, "use_cache"):
         config.use_cache = False
     model = getattr(transformers, recipe.model)(config)
+    if name == "mixtral":
+        model.set_experts_implementation("batched_mm")  # the default kernel knows no float64
 
     def words(count: int) -> torch.Tensor:
         return torch.randint(3, 101, (5, count))  # above the special tokens

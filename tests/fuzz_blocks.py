@@ -451,7 +451,7 @@ def classic(pick: Pick, x: Tensor) -> nn.Module:
         lambda m, x: torch.cdist(x.flatten(2), x.flatten(2)).unsqueeze(1) if x.ndim == 4 else torch.cdist(x, x),
         lambda m, x: x @ x.transpose(-2, -1) / x.shape[-1],
         lambda m, x: x.tril() if x.ndim == 3 else x.triu(1) + x,
-        lambda m, x: torch.cov(x.flatten(2)[0]).sum() * x if x.ndim == 4 else x / (1 + x.var()),
+        lambda m, x: x / (1 + x.var()),
     )
     return Fn(fn)
 
@@ -819,7 +819,8 @@ def tied(pick: Pick, x: Tensor) -> nn.Module:
 def in_place(pick: Pick, x: Tensor, inner: Sequence[Grow]) -> nn.Module:
     """Writing into a tensor: activations, sums, slices."""
     axis, n = axis_of(x), width_of(x)
-    style = pick("relu", "add", "mul", "slice", "copy", "view", "chunk", "zero", "row", "index", "buffer") if n > 2 else "relu"
+    styles = ("relu", "add", "mul", "slice", "copy", "view", "chunk", "zero", "row", "index", "buffer", "contiguous", "counter", "fill")
+    style = pick(*styles) if n > 2 else "relu"
     body, y = inner[0](x)
     if y.shape != x.shape:
         body = mix(x, n)
@@ -843,6 +844,16 @@ def in_place(pick: Pick, x: Tensor, inner: Sequence[Grow]) -> nn.Module:
             z.flatten(1).tanh_()
         elif style == "row":
             z[:, :1] += 1
+        elif style == "contiguous":  # a copy, because what is copied is transposed
+            flipped = z.transpose(1, -1)
+            same = flipped.contiguous()
+            same.mul_(m.w.view(per_channel(z)).transpose(0, -1) if z.ndim == 4 else m.w[:, None])
+            z = flipped.transpose(1, -1) + 2 * same.transpose(1, -1)
+        elif style == "counter":
+            m.count.add_(1)
+            m.mean.mul_(0.9).add_(z.mean())
+        elif style == "fill":
+            z.masked_fill_(z < 0, 0.0).clamp_(max=2.0)
         elif style == "index":
             z[:, torch.tensor([0, 1]) % z.shape[1]] = 0.5
         elif style == "buffer":
@@ -856,7 +867,10 @@ def in_place(pick: Pick, x: Tensor, inner: Sequence[Grow]) -> nn.Module:
             z.select(axis, 0).zero_()
         return z
 
-    return Fn(forward, body=body, **({"w": param(*per_channel(x))} if style == "mul" else {}))
+    parts: dict[str, Any] = {"w": param(*per_channel(x))} if style in ("mul", "contiguous") else {}
+    if style == "counter":
+        parts = {"count": torch.tensor(0), "mean": torch.zeros(n)}
+    return Fn(forward, body=body, **parts)
 
 
 # -- weights that are computed -----------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Block:
 class Network:
     """A whole network: its blocks, its input ("image", "tokens" or "ids"), stem, head, and the seed of its weights.
 
-    `taps` are positions in `blocks` after which a further output is read off.
+    `taps` are positions in `blocks` after which a further output is read off; `continuous` asks for matrix groups too.
     """
 
     blocks: tuple[Block, ...]
@@ -55,6 +55,7 @@ class Network:
     side: int = 4
     ends: int = 0
     taps: tuple[int, ...] = ()
+    continuous: bool = False
     seed: int = 0
 
     @property
@@ -97,6 +98,7 @@ def networks() -> st.SearchStrategy[Network]:
         side=st.integers(4, 7),
         ends=st.integers(0, 200),
         taps=st.one_of(st.just(()), st.just(()), st.tuples(st.integers(0, 2))),
+        continuous=st.booleans(),
         seed=st.just(0),
     )
 
@@ -107,7 +109,7 @@ def random_network(seed: int) -> Network:
     blocks = _random_blocks(rng, 2, rng.randint(1, 4))
     taps = (rng.randrange(len(blocks)),) if rng.random() < 0.15 else ()
     takes = rng.choice(["image", "image", "image", "tokens", "tokens", "ids"])
-    return Network(blocks, takes, rng.choice([3, 4, 6, 5, 8]), rng.randint(4, 7), rng.randrange(500), taps, seed)
+    return Network(blocks, takes, rng.choice([3, 4, 6, 5, 8]), rng.randint(4, 7), rng.randrange(500), taps, rng.random() < 0.33, seed)
 
 
 def _random_blocks(rng: random.Random, nesting: int, count: int) -> tuple[Block, ...]:
@@ -266,11 +268,11 @@ class Verdict:
     control: bool | None = None
 
 
-def check(network: Network, control: bool = False, continuous: bool = False) -> Verdict:
+def check(network: Network, control: bool = False) -> Verdict:
     """Find the symmetry of a network, certify it, and test it once more without the certificate's code."""
     model, x = build(network)
     try:
-        return check_module(model, x, network.seed, control, continuous)
+        return check_module(model, x, network.seed, control, network.continuous)
     except it.RuleError as error:
         return Verdict("crashed", f"RuleError: {error}")
     except it.IntertwineError as error:
@@ -349,9 +351,9 @@ def _control(own: nn.Module, moved: nn.Module, x: Tensor, reference: Sequence[Te
 # -- shrinking ---------------------------------------------------------------------------------------------------------
 
 
-def shrink(network: Network, tries: int = 150, continuous: bool = False) -> Network:
+def shrink(network: Network, tries: int = 150) -> Network:
     """A smaller network with the same outcome, found greedily: fewer blocks, plainer choices."""
-    wanted = check(network, continuous=continuous).outcome
+    wanted = check(network).outcome
     smaller = True
     while smaller and tries > 0:
         smaller = False
@@ -359,15 +361,15 @@ def shrink(network: Network, tries: int = 150, continuous: bool = False) -> Netw
             tries -= 1
             if tries < 0:
                 break
-            if _outcome(candidate, continuous) == wanted:
+            if _outcome(candidate) == wanted:
                 network, smaller = candidate, True
                 break
     return network
 
 
-def _outcome(network: Network, continuous: bool) -> str:
+def _outcome(network: Network) -> str:
     try:
-        return check(network, continuous=continuous).outcome
+        return check(network).outcome
     except RuntimeError:  # the network itself does not fit together
         return "none"
 
@@ -375,6 +377,8 @@ def _outcome(network: Network, continuous: bool) -> str:
 def _smaller(network: Network) -> Iterator[Network]:
     if network.taps:
         yield replace(network, taps=())
+    if network.continuous:
+        yield replace(network, continuous=False)
     for blocks in _smaller_lists(network.blocks):
         yield replace(network, blocks=blocks)
     for plain in ({"ends": 0}, {"takes": "image"}, {"takes": "tokens"}, {"side": 4}, {"width": 3}):

@@ -178,8 +178,8 @@ def test_weight_norm() -> None:
 def test_spectral_norm() -> None:
     net = Net(lambda m, x: m.b(m.a(x).relu()), a=spectral_norm(nn.Linear(3, 5)), b=nn.Linear(5, 2)).eval()
     stem = "a.parametrizations.weight"
-    # the largest singular value is kept by an order, which the stored singular vector follows, and not by factors
-    prove(net, rows(3), wires=[f"S_5 on {stem}.original[0], {stem}.0._u[0], a.bias[0], b.weight[1]"])
+    # in evaluation mode the norm is u·Wv with stored vectors u and v: a factor on a row is taken back by u
+    prove(net, rows(3), wires=[f"S_5 ⋉ (R₊)^5 on {stem}.original[0], {stem}.0._u[0], a.bias[0], b.weight[1]"])
 
 
 def test_unit_length() -> None:

@@ -1,4 +1,4 @@
-"""Ops without a rule are frozen and named; a rule of one's own frees them; a wrong rule is caught by the certificate."""
+"""Ops without a rule are frozen and named, a rule of one's own frees them, and the certificate catches a wrong one."""
 
 import copy
 from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
-"""The picture of the wires: valid SVG, every wire in it, repeated blocks once, frozen axes grey, nothing on top of another."""
+"""The picture of the wires: valid SVG, every wire in it, repeated blocks once, frozen axes grey, nothing hidden."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -35,12 +35,11 @@ def nested() -> nn.Module:
 
 
 class Own(nn.Module):
-    """Parameters of its own, and one that its forward does not use."""
+    """Parameters of the model itself, outside any layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(2, 5))
-        self.unused = nn.Parameter(torch.randn(7))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x @ self.first.T) @ self.second.T
@@ -55,6 +54,17 @@ class Joined(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.both(torch.cat([torch.relu(self.left(x)), torch.tanh(self.right(x))], -1))
+
+
+class Recurrent(nn.Module):
+    """Two layers of LSTM: many parameters in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0])
 
 
 def encoder() -> nn.Module:
@@ -73,7 +83,7 @@ MODELS = {
     "encoder": encoder,
     "own": Own,
     "joined": Joined,
-    "lstm": lambda: nn.LSTM(3, 4, 2),
+    "lstm": Recurrent,
     "rigid": lambda: nn.Linear(3, 2),
 }
 
@@ -88,7 +98,7 @@ def made(name: str) -> tuple[Symmetry, nn.Module]:
 def test_the_picture_is_valid_and_shows_every_wire_once(name: str) -> None:
     sym, model = made(name)
     root = ElementTree.fromstring(wire_graph(sym, model, name).encode())
-    drawn = [g.get("data-wire") for g in root.iter(f"{SVG}g") if g.get("data-wire")]
+    drawn = [g.attrib["data-wire"] for g in root.iter(f"{SVG}g") if "data-wire" in g.attrib]
     representative = fold(sym, model).representative
     assert set(representative) == {w.name for w in sym.wires}
     assert sorted(drawn) == sorted(set(representative.values()))
@@ -113,7 +123,7 @@ def test_the_picture_can_be_read_aloud(name: str) -> None:
 def test_nothing_lies_upon_another(name: str) -> None:
     sym, model = made(name)
     picture = _Picture(sym, fold(sym, model), name)
-    for above, below in zip(picture.places, picture.places[1:], strict=False):
+    for above, below in pairwise(picture.places):
         assert above.bottom < below.top
     for a, b in combinations(picture.drawn, 2):
         together = picture.acts[a][0] <= picture.acts[b][-1] and picture.acts[b][0] <= picture.acts[a][-1]
@@ -121,7 +131,7 @@ def test_nothing_lies_upon_another(name: str) -> None:
     for place in picture.places:
         heights = sorted(place.exits.values())
         assert all(place.top < y < place.bottom for y in heights)
-        assert all(y - x >= 6 for x, y in zip(heights, heights[1:], strict=False))
+        assert all(y - x >= 6 for x, y in pairwise(heights))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -188,8 +198,11 @@ def test_heads_and_their_width_share_a_segment() -> None:
     assert sum(segment.size for segment in attention) == 24
 
 
-def test_a_parameter_that_is_not_used_is_drawn_frozen() -> None:
-    assert axes("own")[".unused"] == ((Segment(7, ()),),)
+def test_parameters_of_the_model_itself_are_drawn() -> None:
+    assert axes("own") == {
+        ".first": ((Segment(5, ("first",)),), (Segment(3, ()),)),
+        ".second": ((Segment(2, ()),), (Segment(5, ("first",)),)),
+    }
 
 
 def test_frozen_axes_are_grey() -> None:

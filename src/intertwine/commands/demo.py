@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 
 import torch
 from rich.console import Console
@@ -27,6 +28,7 @@ from intertwine.symmetry.symmetry import Symmetry, symmetry
 
 NAME = "CNN on 1,797 handwritten digits"
 SEEDS = (0, 1)
+PROSE = 100  # letters in a line of running text
 
 
 @dataclass(frozen=True)
@@ -147,13 +149,13 @@ def _print(story: Story, out: Path, seconds: float) -> None:
         show.header(NAME, story.symmetry, story.model),
         show.tree(story.symmetry),
         show.certificate(story.certificate),
-        Text(move),
+        Text("\n".join(wrap(move, PROSE))),
         Text("accuracy on the test images", style="bold"),
     ]
     console = show.terminal()
     console.print(show.spaced(*parts))
     console.print(rows)
-    console.print(Text(f"\n{mean}"))
+    console.print(Text("\n".join(["", *wrap(mean, PROSE)])))
     console.print(Text(f"\nwrote {out / 'report.html'} and {out / 'symmetry.svg'} ({seconds:.0f} s)", style="bold"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import floor
 
 from rich.console import Console, Group
 from rich.text import Text
@@ -30,8 +31,8 @@ EXAMPLES = 2
 
 
 def terminal() -> Console:
-    """Standard output; lines are not broken at 80 columns when it goes into a file or a pipe."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    """Standard output; lines stay whole when it goes into a file or a pipe."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
 
 
 def human(count: int) -> str:
@@ -50,7 +51,7 @@ def numbers(symmetry: Symmetry, model: nn.Module) -> list[str]:
         f"{len(symmetry.wires)} wire{'s' * (len(symmetry.wires) != 1)}",
         f"e^{symmetry.log_order:,.0f} permutations",
         f"{symmetry.dimension:,} continuous dimension{'s' * (symmetry.dimension != 1)}",
-        f"{symmetry.coverage(model):.2%} coverage",
+        f"{floor(symmetry.coverage(model) * 10**4) / 100:.2f}% coverage",  # 100% means all of them
     ]
 
 

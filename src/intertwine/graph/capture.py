@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from intertwine.errors import CaptureError, InputError
 
@@ -58,6 +59,11 @@ class Call:
     def place(self) -> str:
         """Where the call stands, for a reader: `model.py:12` or `layer1.conv2`, or both."""
         return " in ".join(x for x in (self.where, self.path) if x) or "the model's forward"
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names of the values the call takes."""
+        return frozenset(_names((self.args, dict(self.kwargs))))
 
     @property
     def inplace(self) -> bool:
@@ -117,7 +123,7 @@ class Program:
 def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Program:
     """Turn `model(*args, **kwargs)` into a `Program`; raises `InputError` or `CaptureError` with what to do next."""
     check_model(model)
-    exported = _export(fresh_copy(model), args, dict(kwargs or {}))
+    exported = _export(_with_marked_outputs(fresh_copy(model)), args, dict(kwargs or {}))
     sources = tuple(_sources(model, exported))
     calls: list[Call] = []
     names = {spec.arg.name: spec.arg.name for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
@@ -142,6 +148,23 @@ def fresh_copy(model: nn.Module) -> nn.Module:
     copied = copy.deepcopy(model, {id(t): t for t in tensors})
     empty_caches(copied)
     return copied
+
+
+def _with_marked_outputs(model: nn.Module) -> nn.Module:
+    """Let every submodule end in a call of its own, an alias of its (first) output, so that its features can be found."""
+
+    def mark(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        leaves, structure = tree_flatten(output)
+        first = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
+        if first is None:
+            return None
+        leaves[first] = torch.ops.aten.alias(leaves[first])
+        return tree_unflatten(leaves, structure)
+
+    for name, module in model.named_modules():
+        if name:
+            module.register_forward_hook(mark)
+    return model
 
 
 def empty_caches(model: nn.Module) -> None:
@@ -315,7 +338,15 @@ def _inline(module: torch.fx.GraphModule, names: dict[str, str], prefix: str, ca
 def _call(node: torch.fx.Node, name: str, names: dict[str, str]) -> Call:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    shapes = tuple(tuple(int(s) for s in v.shape) if isinstance(v, Tensor) else None for v in values)
+    for v in values:
+        if isinstance(v, Tensor) and not all(isinstance(n, int) for n in v.shape):
+            raise CaptureError(
+                f"The forward decides by the values of its data at {_where(node) or _path(node)}: {node.target} returns a tensor of "
+                f"shape {tuple(v.shape)}. "
+                "Shapes must be known from the inputs' shapes. Keep all positions and mask them (torch.where), or capture the part "
+                "of the model before that line."
+            )
+    shapes = tuple(tuple(v.shape) if isinstance(v, Tensor) else None for v in values)
     dtype = next((v.dtype for v in values if isinstance(v, Tensor)), None)
     return Call(name, node.target, _refs(node.args, names), _refs(dict(node.kwargs), names), shapes, dtype, _where(node), _path(node))
 
@@ -328,6 +359,16 @@ def _refs(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, dict):
         return {k: _refs(v, names) for k, v in value.items()}
     return value
+
+
+def _names(value: Any) -> Iterator[str]:
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _names(v)
+    elif isinstance(value, dict):
+        yield from _names(list(value.values()))
 
 
 def _where(node: torch.fx.Node) -> str:
@@ -346,11 +387,21 @@ def _path(node: torch.fx.Node) -> str:
     return str(stack[-1][0]) if stack else ""
 
 
+def _drops(op: str, call: Call) -> bool:
+    """Whether a call runs an active dropout: on its own, inside attention, or between recurrent layers."""
+    if "dropout" in op:
+        return len(call.args) > 2 and call.args[2] is True and call.args[1] != 0
+    if op == "scaled_dot_product_attention":
+        return bool(call.kwargs.get("dropout_p", call.args[4] if len(call.args) > 4 else 0.0))
+    if op in ("lstm", "gru", "rnn_tanh", "rnn_relu"):  # (input, state, params, biases, layers, dropout, train, …)
+        return call.args[4] > 1 and call.args[5] > 0 and bool(call.args[6])
+    return False
+
+
 def _refuse_randomness(program: Program) -> None:
     for call in program.calls:
         op = call.op.removeprefix("aten.").split(".")[0]
-        active_dropout = "dropout" in op and len(call.args) > 2 and call.args[2] is True and call.args[1] != 0
-        if op in RANDOM_OPS or active_dropout:
+        if op in RANDOM_OPS or _drops(op, call):
             raise InputError(
                 f"The forward draws random numbers ({op} at {call.place}), so it is not one "
                 "function. Call model.eval() first, or set the dropout probability to 0."

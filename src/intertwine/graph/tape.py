@@ -38,21 +38,53 @@ class _Pinned:
 PINNED = _Pinned()
 
 
+@dataclass(frozen=True)
+class Permuted:
+    """A lazy view: the axes of a tensor in another order."""
+
+    source: Value
+    order: tuple[int, ...]
+
+    @property
+    def sources(self) -> tuple[Value, ...]:
+        return (self.source,)
+
+
+@dataclass(frozen=True)
+class Reread:
+    """A lazy view: the entries of a tensor, in order, in another shape."""
+
+    source: Value
+
+    @property
+    def sources(self) -> tuple[Value, ...]:
+        return (self.source,)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A lazy concatenation of tensors along one axis."""
+
+    sources: tuple[Value, ...]
+    dim: int
+
+
 class Value:
     """A tensor of the graph: its name, shape and one axis expression per dimension.
 
-    Reshapes and permutes are lazy: their axes are worked out when something other than another view looks at them, so
+    Reshapes, permutes and concatenations are lazy: their axes are worked out when something other than another view looks at them, so
     that a slice of a reshaped tensor can be read as a slice of the tensor itself (a fused qkv projection).
     """
 
-    __slots__ = ("name", "shape", "floating", "_axes", "view", "_tape")
+    __slots__ = ("name", "shape", "floating", "zero", "_axes", "view", "_tape")
 
     def __init__(self, name: str, shape: Shape, axes: Sequence[Axis] | None, floating: bool, tape: Tape) -> None:
         self.name = name
         self.shape = shape
         self.floating = floating
+        self.zero = False  # known to hold zeros alone
         self._axes = None if axes is None else list(axes)
-        self.view: tuple[Value, tuple[int, ...] | None] | None = None  # (source, permutation or None for a reshape)
+        self.view: Permuted | Reread | Joined | None = None
         self._tape = tape
 
     @property
@@ -73,10 +105,9 @@ class Value:
     @property
     def live(self) -> bool:
         """Whether any atom stands in its axes; without working out the axes of a lazy view."""
-        value = self
-        while value._axes is None and value.view is not None:
-            value = value.view[0]
-        return any(True for axis in value.axes for _ in ax.atoms(axis))
+        if self._axes is None and self.view is not None:
+            return any(source.live for source in self.view.sources)
+        return any(True for axis in self.axes for _ in ax.atoms(axis))
 
     def __repr__(self) -> str:
         return f"Value({self.name}, {self.shape})"
@@ -160,6 +191,7 @@ class Tape:
     variances: dict[str, float] = field(default_factory=dict)  # running variances: value name → eps
     unsupported: list[tuple[str, str]] = field(default_factory=list)
     call: Call | None = None
+    read: frozenset[int] = frozenset()  # which results of the current op anything reads
 
     # -- what a rule may ask ---------------------------------------------------------------------------------------
 
@@ -197,6 +229,7 @@ class Tape:
     def uniform(self, shape: Shape, zero: bool = False) -> Value:
         """A tensor that is constant along every axis: any permutation acts on it, and any scale if it is zero."""
         result = self.value(shape, [Atom(n) for n in shape])
+        result.zero = zero
         if not zero:
             self._meet([(result, self.labels(result))], {label: _ZERO for label in self.labels(result)}, 1)
         return result
@@ -259,14 +292,14 @@ class Tape:
     def permute(self, x: Value, order: Sequence[int]) -> Value:
         order = tuple(d % x.ndim for d in order)
         result = self.value(tuple(x.shape[d] for d in order), None, x.floating)
-        result.view = (x, order)
+        result.view = Permuted(x, order)
         return result
 
     def reshape(self, x: Value, shape: Shape) -> Value:
         if tuple(shape) == x.shape:
             return x
         result = self.value(tuple(shape), None, x.floating)
-        result.view = (x, None)
+        result.view = Reread(x)
         return result
 
     def narrow(self, x: Value, dim: int, start: int, length: int) -> Value:
@@ -293,15 +326,21 @@ class Tape:
         """Tensors laid one after the other along `dim`; all other axes meet."""
         xs = [x for x in xs if x.shape != (0,)]
         dim %= xs[0].ndim
+        if len(xs) == 1:
+            return xs[0]
         size = sum(x.shape[dim] for x in xs)
-        shape = (*xs[0].shape[:dim], size, *xs[0].shape[dim + 1 :])
+        result = self.value((*xs[0].shape[:dim], size, *xs[0].shape[dim + 1 :]), None, xs[0].floating)
+        result.view = Joined(tuple(xs), dim)
+        return result
+
+    def _materialise_concat(self, result: Value, xs: Sequence[Value], dim: int) -> None:
+        shape = result.shape
         labels = self.labels(xs[0])
         for x in xs[1:]:
             for d in range(x.ndim):
                 if d != dim:
                     ax.unify(xs[0].axes[d], x.axes[d], f"joined in {self.here}")
-        joined = [ax.concat([x.axes[dim] for x in xs]) if d == dim else xs[0].axes[d] for d in range(xs[0].ndim)]
-        result = self.value(shape, joined, xs[0].floating)
+        result._axes = [ax.concat([x.axes[dim] for x in xs]) if d == dim else xs[0].axes[d] for d in range(xs[0].ndim)]
         operands, blocks, offset = [], [], 0
         for i, x in enumerate(xs):
             own = [Window(d, ("block", i) if d == dim else labels[d], 0, x.shape[d]) for d in range(x.ndim)]
@@ -315,7 +354,6 @@ class Tape:
         equal = tuple({i: 1, last: -1} for i in range(last))
         laws |= {labels[d]: Law(equal, equal, linear=True) for d in range(len(shape)) if d != dim}
         self.meetings.append(Meeting(self.call, tuple(operands), laws))
-        return result
 
     def boundary(self, x: Value, why: str) -> None:
         """Nothing may act on this tensor: it is an input or an output of the model."""
@@ -336,6 +374,8 @@ class Tape:
                     ax.freeze(axis, positions)
                 elif label is not None and label in axis_of:
                     ax.unify(axis_of[label], axis, f"meets an axis that cannot move in {self.here}")
+                    if isinstance(ax.resolve(axis_of[label]), Fixed):
+                        axis_of[label] = axis  # a frozen atom still tells which index is which
                 elif label is not None:
                     axis_of[label] = axis
         made = [Fixed(n, positions) if label is PINNED else axis_of.get(label, Atom(n)) for label, n in zip(out, shape, strict=True)]
@@ -351,11 +391,14 @@ class Tape:
     def materialise(self, x: Value) -> None:
         """Work out the axes of a lazy view."""
         assert x.view is not None
-        source, order = x.view
-        if order is not None:
-            x._axes = [source.axes[d] for d in order]
+        if isinstance(x.view, Joined):
+            self._materialise_concat(x, x.view.sources, x.view.dim)
+            return
+        source = x.view.source
+        if isinstance(x.view, Permuted):
+            x._axes = [source.axes[d] for d in x.view.order]
             labels = self.labels(source)
-            self._meet([(source, labels), (x, [labels[d] for d in order])], {label: _SAME for label in labels}, 2)
+            self._meet([(source, labels), (x, [labels[d] for d in x.view.order])], {label: _SAME for label in labels}, 2)
             return
         regrouped = _regroup(source.axes, x.shape)
         if regrouped is None:
@@ -369,10 +412,12 @@ class Tape:
     def _narrow_view(self, x: Value, dim: int, start: int, length: int) -> Value | None:
         """Slice the source of a lazy view instead of the view; None when the slice is not one block of the source."""
         assert x.view is not None
-        source, order = x.view
+        if isinstance(x.view, Joined):
+            return self._narrow_concat(x.view, dim, start, length)
+        source = x.view.source
         shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
-        if order is not None:
-            return self.permute(self.narrow(source, order[dim], start, length), order)
+        if isinstance(x.view, Permuted):
+            return self.permute(self.narrow(source, x.view.order[dim], start, length), x.view.order)
         found = _source_dim(source.shape, x.shape, dim)
         if found is None:
             return None
@@ -382,9 +427,21 @@ class Tape:
                 return None
             paired = (*source.shape[:source_dim], outer, source.shape[source_dim] // outer, *source.shape[source_dim + 1 :])
             inside = self.reshape(source, paired)
-            inside.axes  # the outer factor is a unit of its own from here on
+            self.materialise(inside) if inside.lazy else None  # the outer factor is a unit of its own from here on
             source, source_dim = inside, source_dim + 1
         return self.reshape(self.narrow(source, source_dim, start * inner, length * inner), shape)
+
+
+    def _narrow_concat(self, view: Joined, dim: int, start: int, length: int) -> Value | None:
+        """A slice that lies inside one of the joined tensors is a slice of that tensor."""
+        if dim != view.dim:
+            return None
+        for source in view.sources:
+            n = source.shape[dim]
+            if 0 <= start and start + length <= n:
+                return self.narrow(source, dim, start, length)
+            start -= n
+        return None
 
 
 def _pair(a: int, b: int) -> Law:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,12 +67,14 @@ def load(name: str, weights: str | Path | None = None, inputs: Sequence[str] = (
             fill(model, read_checkpoint(weights), str(weights))
         if inputs:
             example = make_inputs(inputs, model)
-    if example is None:
-        raise InputError(
-            f"No example input is known for {name}. Pass one, such as --input 1x3x224x224 (or --input int:1x16 for "
-            "integer ids), or define a function example_inputs() beside the factory."
-        )
-    return Loaded(name, model.eval(), *example)
+        if example is None:
+            raise InputError(
+                f"No example input is known for {name}. Pass one, such as --input 1x3x224x224 (or --input int:1x16 for "
+                "integer ids), or define a function example_inputs() beside the factory."
+            )
+        loaded = Loaded(name, model.eval(), *example)
+        _check_runs(loaded)
+    return loaded
 
 
 def _build(name: str) -> tuple[nn.Module, Example | None]:
@@ -84,6 +87,19 @@ def _build(name: str) -> tuple[nn.Module, Example | None]:
         f"The model {name!r} was asked for, but a model is named in one of these ways: path/to/file.py:factory, "
         f"{', '.join(f'{source}:NAME' for source in SOURCES)}."
     )
+
+
+def _check_runs(loaded: Loaded) -> None:
+    """Call the model once: an input that does not fit is best told now, in the words of its own forward."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            loaded.model(*loaded.args, **loaded.kwargs)
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"{loaded.name} was called with {', '.join(loaded.inputs)}, and its forward raised {type(error).__name__}: "
+            f"{first}. Pass an input that it accepts, such as --input 1x3x224x224."
+        ) from error
 
 
 def _describe(value: Any) -> str:

@@ -88,7 +88,7 @@ def boxes_of(symmetry: Symmetry, model: nn.Module) -> list[Box]:
 
 def _axes(symmetry: Symmetry, name: str, shape: tuple[int, ...]) -> Axes:
     layout = symmetry._discovery.parameters.get(name)
-    if layout is None:  # the forward does not use it
+    if layout is None:  # the symmetry says nothing about it
         return tuple((Segment(size, ()),) for size in shape)
     wires = {w.name for w in symmetry.wires}
     names = [s.name if s.name in wires else None for s in symmetry._discovery.strands]
@@ -147,10 +147,12 @@ class _Folder:
         keys = [(template(name), self.key(_join(path, name), children[name])) for name in names]
         for run in runs(keys):
             start = len(self.boxes)
-            inside = depth + (run.count > 1)
-            for name in names[run.start : run.start + run.period] if run.count > 1 else names[run.start : run.last + 1]:
-                self.add(_join(path, name), children[name], inside)
-            if run.count > 1:
+            turn = names[run.start : run.start + run.period]
+            # two layers alike (norm1, norm2) are no block
+            repeats = run.count > 2 or (run.count == 2 and sum(len(children[name]) for name in turn) > 1)
+            for name in turn if repeats else names[run.start : run.last + 1]:
+                self.add(_join(path, name), children[name], depth + repeats)
+            if repeats:
                 first, last = _join(path, names[run.start]), _join(path, names[run.last])
                 here = first if run.period == 1 else path
                 self.frames.append(Frame(f"{first} … {last}", here, start, len(self.boxes), depth, run.count))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from intertwine.report.boxes import Row, Segment
-from intertwine.report.svg import CHARACTER, EDGE, FAINT, GREY, INK, PAPER, element, text
+from intertwine.report.svg import CHARACTER, EDGE, FAINT, GREY, INK, PAPER, Length, element, text
 
 HEIGHT, GAP = 22, 12
 MANY_BLOCKS = 24  # from here on the blocks of an axis are drawn without gaps
 
 
-def row_width(row: Row) -> float:
+def row_width(row: Row) -> Length:
     """The width of the cells of a row."""
     return sum(cell_width(axis) + GAP for axis in row.axes) - GAP
 
 
-def row_cells(x: float, y: float, row: Row, colours: Mapping[str, str]) -> str:
+def row_cells(x: Length, y: Length, row: Row, colours: Mapping[str, str]) -> str:
     """The axes of a row, one cell each, with × between them."""
     parts: list[str] = []
     for i, axis in enumerate(row.axes):
@@ -26,13 +26,13 @@ def row_cells(x: float, y: float, row: Row, colours: Mapping[str, str]) -> str:
     return "".join(parts)
 
 
-def cell_width(axis: Sequence[Segment]) -> float:
+def cell_width(axis: Sequence[Segment]) -> Length:
     """Room for the size in figures, and for the blocks of the axis."""
     size = sum(segment.size for segment in axis)
     return max(26, len(str(size)) * CHARACTER + 12, {1: 0, 2: 44, 3: 60}.get(len(axis), 72))
 
 
-def cell(x: float, y: float, axis: Sequence[Segment], colours: Mapping[str, str]) -> str:
+def cell(x: Length, y: Length, axis: Sequence[Segment], colours: Mapping[str, str]) -> str:
     """One axis: its size on the colour of its wire, or above bars when it has several blocks or wires."""
     width, size = cell_width(axis), sum(segment.size for segment in axis)
     wires = [wire for segment in axis for wire in segment.wires]
@@ -49,7 +49,7 @@ def cell(x: float, y: float, axis: Sequence[Segment], colours: Mapping[str, str]
     return ground + bars + text(middle, y + 11.5, str(size), INK, text_anchor="middle", font_size=10)
 
 
-def _bars(x: float, y: float, width: float, axis: Sequence[Segment], colours: Mapping[str, str]) -> Iterator[str]:
+def _bars(x: Length, y: Length, width: Length, axis: Sequence[Segment], colours: Mapping[str, str]) -> Iterator[str]:
     """A bar per block of the axis, one stripe for each wire in it."""
     share = width / len(axis)
     gap = 1.0 if len(axis) < MANY_BLOCKS else 0.0

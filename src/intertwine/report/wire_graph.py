@@ -14,14 +14,14 @@ from torch import nn
 
 from intertwine.report import cells
 from intertwine.report.boxes import Box, Folded, Frame, Row, Segment, fold
-from intertwine.report.svg import CHARACTER, EDGE, FAINT, INK, PALETTE, PAPER, document, element, text
+from intertwine.report.svg import CHARACTER, EDGE, FAINT, INK, PALETTE, PAPER, Length, document, element, text
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.wire import Wire
 
 MARGIN, TOP, LANE = 24, 112, 14
 GAP, INDENT, FRAME_TITLE, FRAME_FOOT = 5, 12, 22, 12  # between boxes; of a frame: its sides, head and foot
 LABEL, PASSING, CROWDED = 16, 11, 6  # height a wire takes beside a box: where it begins, where it passes, among many
-LONGEST_NAME, LONGEST_CAPTION = 46, 26
+LONGEST_NAME, LONGEST_CAPTION = 46, 30
 
 
 def wire_graph(symmetry: Symmetry, model: nn.Module, title: str = "") -> str:
@@ -43,12 +43,12 @@ class _Place:
 
     box: Box
     name: str
-    top: float
-    height: float
-    exits: Mapping[str, float]
+    top: Length
+    height: Length
+    exits: Mapping[str, Length]
 
     @property
-    def bottom(self) -> float:
+    def bottom(self) -> Length:
         return self.top + self.height
 
 
@@ -72,7 +72,7 @@ class _Picture:
     # -- where things stand ----------------------------------------------------------------------------------------
 
     def stack(self, boxes: Sequence[Box]) -> Iterator[_Place]:
-        y: float = TOP
+        y: Length = TOP
         for position, box in enumerate(boxes):
             y += FRAME_TITLE * sum(f.start == position for f in self.frames)
             y += FRAME_FOOT * sum(f.end == position for f in self.frames)
@@ -85,7 +85,7 @@ class _Picture:
             yield _Place(box, _shortened(self.local(box.path, position)) or "(the model)", y, height, exits)
             y += height + GAP
 
-    def step(self, wire: str, position: int, crowded: bool) -> float:
+    def step(self, wire: str, position: int, crowded: bool) -> Length:
         return LABEL if self.acts[wire][0] == position else CROWDED if crowded else PASSING
 
     def local(self, name: str, position: int) -> str:
@@ -157,13 +157,13 @@ class _Picture:
         numbers += f" · {self.symmetry.dimension:,} continuous dimensions" if self.symmetry.dimension else ""
         yield text(MARGIN, 32, self.title, INK, font_size=17, font_weight=600)
         yield text(MARGIN, 52, numbers, FAINT)
-        x: float = MARGIN
+        x: Length = MARGIN
         for sign, width, words in self.legend():
             yield element("g", sign, transform=f"translate({x:.1f} 66)")
             yield text(x + width + 8, 81, words, FAINT)
             x += width + 26 + len(words) * CHARACTER
 
-    def legend(self) -> Iterator[tuple[str, float, str]]:
+    def legend(self) -> Iterator[tuple[str, Length, str]]:
         """A sign, its width and what it means."""
         colours = {"a": PALETTE[0], "b": PALETTE[1]}
         yield cells.cell(0, 0, [Segment(8, ("a",))], colours), 26, "axis a wire moves"
@@ -214,13 +214,14 @@ class _Picture:
         ]
         y = middle - cells.HEIGHT * len(place.box.rows) / 2
         for row in place.box.rows:
-            parts.append(text(self.captions, y + 15, _caption(place.box, row), FAINT))
+            caption = _caption(place.box, row)
+            parts += [text(self.captions, y + 15, caption, FAINT)] if caption else []
             parts.append(cells.row_cells(self.cells, y, row, self.colours))
             y += cells.HEIGHT
         return element("g", "".join(parts))
 
 
-def _dot(x: float, y: float, colour: str) -> str:
+def _dot(x: Length, y: Length, colour: str) -> str:
     return element("circle", cx=x, cy=y, r="3.6", fill=PAPER, stroke=colour, stroke_width=2)
 
 

@@ -7,6 +7,8 @@ numerically for any elementwise function; no table of names is consulted.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,6 +16,8 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from intertwine.errors import InputError
 
 _TOLERANCE = 1e-9
 _FACTORS = (0.3, 0.5, 0.8, 1.25, 1.7, 2.0, 3.1)
@@ -43,8 +47,6 @@ class ActivationGroup:
         if a == 1:
             return 1.0
         if a == 0 or (a < 0 and self.parity is None) or (abs(a) != 1 and self.degree is None):
-            from intertwine.errors import InputError
-
             raise InputError(f"{a} is not in this {self.kind!r} group, so φ({a}) is not defined. Ask for φ only on members.")
         sign = 1.0 if a > 0 or self.parity is None else float(self.parity)
         return sign * abs(a) ** float(self.degree) if self.degree is not None else sign
@@ -80,12 +82,15 @@ def activation_group(fn: Callable[[Tensor], Tensor]) -> ActivationGroup:
 
 @lru_cache(maxsize=1)
 def _grid() -> Tensor:
-    """Points of both signs over eight orders of magnitude, none of them special to any activation, and zero."""
-    magnitudes = torch.logspace(-4, 2, 61, dtype=torch.float64) * (1 + 0.01 * torch.sin(torch.arange(61, dtype=torch.float64)))
+    """Points of both signs over many orders of magnitude, none of them special to any activation, and zero."""
+    places = torch.arange(121, dtype=torch.float64)
+    magnitudes = torch.logspace(-12, 12, 121, dtype=torch.float64) * (1 + 0.01 * torch.sin(places))
     return torch.cat([-magnitudes.flip(0), torch.zeros(1, dtype=torch.float64), magnitudes])
 
 
 def _evaluate(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if isinstance(fn, torch.nn.Module):
+        fn = copy.deepcopy(fn).to(torch.float64)
     with torch.no_grad():
         y = fn(x.clone())
     return y.to(torch.float64)
@@ -107,8 +112,6 @@ def _ratio(y: Tensor, scaled: Tensor) -> float | None:
 
 
 def _degree(fn: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Fraction | None:
-    import math
-
     degrees = []
     for a in _FACTORS:
         b = _ratio(y, _evaluate(fn, a * x))

@@ -8,8 +8,7 @@ an error per wire and, when something is wrong, the op at which it went wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,55 +16,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from intertwine.errors import InputError
 from intertwine.graph.capture import Program, Ref, empty_caches, tied_names
+from intertwine.symmetry.certificate import TOLERANCE, Broken, Certificate
+from intertwine.symmetry.element import Element
 from intertwine.symmetry.exact import float64_forward, generic_copy, to_float64
 from intertwine.symmetry.layout import Layout, Leaf, Plus, Times, Tree, act
+from intertwine.symmetry.symmetry import Symmetry
 
-if TYPE_CHECKING:
-    from intertwine.symmetry.element import Element
-    from intertwine.symmetry.symmetry import Symmetry
-
-TOLERANCE = 1e-9
 MOST_REPAIRS = 50  # after so many failing ops the symmetry is given up rather than mended
-
-
-@dataclass(frozen=True)
-class Broken:
-    """An op at which the certificate failed: what, where, the wires it touches and the error there."""
-
-    op: str
-    place: str
-    wires: tuple[str, ...]
-    error: float
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """The proof that a symmetry holds on a model.
-
-    `max_error`: largest relative change of an output under random elements, in float64. `per_wire`: the same for the
-    hidden features each wire moves. `broken`: ops at which the symmetry as found was wrong; `symmetry` is the one that
-    holds (with those ops' axes frozen), the same object as before when nothing was broken. `vacuous` says that the
-    outputs do not depend on the weights at all, so that nothing was proved.
-    """
-
-    ok: bool
-    max_error: float
-    trials: int
-    per_wire: Mapping[str, float]
-    broken: tuple[Broken, ...]
-    vacuous: bool
-    symmetry: Symmetry = field(repr=False)
-
-    def __repr__(self) -> str:
-        verdict = "holds" if self.ok else "does not hold"
-        extra = f"; {len(self.broken)} op(s) frozen after failing" if self.broken else ""
-        extra += "; vacuous: the outputs do not depend on the weights" if self.vacuous else ""
-        worst = max(self.per_wire.values(), default=0.0)
-        return f"Certificate({verdict}: outputs change by {self.max_error:.1e}, hidden features by {worst:.1e} from prediction over {self.trials} random elements{extra})"
-
-    def to_dict(self) -> dict[str, Any]:
-        broken = [vars(b) for b in self.broken]
-        return {"ok": self.ok, "max_error": self.max_error, "trials": self.trials, "vacuous": self.vacuous, "per_wire": dict(self.per_wire), "broken": broken}
 
 
 def certify(symmetry: Symmetry, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], trials: int = 3, seed: int = 0, tolerance: float = TOLERANCE, per_wire: bool = True) -> Certificate:
@@ -75,15 +32,16 @@ def certify(symmetry: Symmetry, model: nn.Module, args: tuple[Any, ...], kwargs:
     inputs = to_float64((args, dict(kwargs)))
     broken: list[Broken] = []
     local: dict[str, float] = {}
-    error, reference = (float("inf"), None) if per_wire else _measure(symmetry, generic, inputs, trials, seed)
+    reference = _reference(generic, inputs)
+    error = float("inf") if per_wire else _measure(symmetry, generic, inputs, reference, trials, seed)
     while error > tolerance and len(broken) < MOST_REPAIRS:
         local, culprit = _walk(symmetry, generic, inputs, symmetry.random(seed), tolerance * 1e3)
         if culprit is None or culprit[0] in symmetry._distrusted:
-            error, reference = _measure(symmetry, generic, inputs, trials, seed)
+            error = _measure(symmetry, generic, inputs, reference, trials, seed)
             break
         broken.append(culprit[1])
         symmetry = symmetry._distrusting(culprit[0])
-    vacuous = reference is not None and _is_vacuous(generic, inputs, reference, seed)
+    vacuous = _is_vacuous(generic, inputs, reference, seed)
     return Certificate(error <= tolerance, error, trials, local, tuple(broken), vacuous, symmetry)
 
 
@@ -114,15 +72,28 @@ def relative_error(a: Tensor, b: Tensor, least: float = 1e-13) -> float:
     return gap / top if top > 1e-13 else gap
 
 
-def _measure(symmetry: Symmetry, model: nn.Module, inputs: Any, trials: int, seed: int) -> tuple[float, list[Tensor]]:
-    reference = _run(model, inputs)
-    if any(not bool(v.isnan().logical_not().all()) for v in reference if v.is_floating_point()):
+def _reference(model: nn.Module, inputs: Any) -> list[Tensor]:
+    """The outputs of the model itself."""
+    try:
+        outputs = _run(model, inputs)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"On the example inputs, in float64, the model's forward raised {type(error).__name__}: {first} "
+            "Pass inputs of the shapes and types the symmetry was found with; floating-point inputs are converted to float64."
+        ) from error
+    if any(bool(v.isnan().any()) for v in outputs if v.is_floating_point()):
         raise InputError("The model returns NaN on the example inputs, so nothing can be compared. Pass other example inputs.")
+    return outputs
+
+
+def _measure(symmetry: Symmetry, model: nn.Module, inputs: Any, reference: list[Tensor], trials: int, seed: int) -> float:
+    """Largest relative change of an output over some random elements."""
     worst = 0.0
     for trial in range(trials):
         moved = _run(symmetry.act(symmetry.random(seed + trial), model), inputs)
         worst = max([worst, *(relative_error(a, b) for a, b in zip(reference, moved, strict=True))])
-    return worst, reference
+    return worst
 
 
 def _is_vacuous(model: nn.Module, inputs: Any, reference: list[Tensor], seed: int) -> bool:
@@ -191,12 +162,12 @@ class _Runner:
                 self.values[source.name] = next(given)
             else:
                 self.values[source.name] = to_float64(source.tensor)
-        self.last = {ref: i for i, call in enumerate(program.calls) for ref in _refs((call.args, dict(call.kwargs)))}
+        self.last = {ref: i for i, call in enumerate(program.calls) for ref in call.reads}
 
     def size_of_inputs(self, position: int) -> float:
         """Largest entry of the floating-point tensors a call is about to read."""
         call = self.program.calls[position]
-        read = [self.values[name] for name in _refs((call.args, dict(call.kwargs)))]
+        read = [self.values[name] for name in call.reads]
         sizes = [float(v[v.isfinite()].abs().max()) for v in read if isinstance(v, Tensor) and v.is_floating_point() and bool(v.isfinite().any())]
         return max(sizes, default=0.0)
 
@@ -209,11 +180,7 @@ class _Runner:
         args = [torch.float64 if v in (torch.float16, torch.bfloat16, torch.float32) else v for v in args] if any(isinstance(v, torch.dtype) for v in args) else args
         result = None if "_assert" in call.op else call.target(*args, **kwargs)
         self.values[call.name] = result
-        for name in _refs((call.args, dict(call.kwargs))):
+        for name in call.reads:
             if self.last[name] == position:
                 self.values.pop(name, None)
         return result
-
-
-def _refs(tree: Any) -> set[str]:
-    return {v.name for v in tree_leaves(tree, is_leaf=lambda v: isinstance(v, Ref)) if isinstance(v, Ref)}

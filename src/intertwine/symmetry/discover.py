@@ -93,8 +93,7 @@ def discover(graph: Graph, continuous: bool = False) -> Discovery:
     equations = collect(graph)
     over = {b: tuple(a for a in bases if a.size > 1) for b, bases in fibres(graph).items()}
     slots_of = _slots_of(graph)
-    seen = {equations.at(v, o) for places in slots_of.values() for v, o in places}
-    scales, signs = _scales(equations, over, slots_of, seen)
+    scales, signs = _scales(equations, over, slots_of)
     over = {a: over.get(a, ()) for a in slots_of if (a.frozen is None and a.size > 1) or scales[a] or signs[a]}
     matrices = find_matrices(graph, equations, scales, over) if continuous else Matrices()
     for atom, kind in matrices.kind.items():
@@ -110,7 +109,7 @@ def discover(graph: Graph, continuous: bool = False) -> Discovery:
     wires = tuple(_wire(a, strands, slots_of[a], solved, graph) for a in wired)
     parameters = {name: solved.layout(v, graph.tape.variances) for name, v in graph.parameters.items()}
     signature = hashlib.sha256(repr([(w.name, str(w.group), w.slots) for w in wires]).encode()).hexdigest()[:16]
-    return Discovery(graph, wires, _frozen(slots_of, set(wired)), strands, parameters, signature, solved)
+    return Discovery(graph, wires, _frozen(slots_of, solved, strands), strands, parameters, signature, solved)
 
 
 def _slots_of(graph: Graph) -> dict[Atom, list[tuple[Value, Occurrence]]]:
@@ -123,29 +122,55 @@ def _slots_of(graph: Graph) -> dict[Atom, list[tuple[Value, Occurrence]]]:
     return slots
 
 
-def _scales(equations: Equations, over: Mapping[Atom, tuple[Atom, ...]], slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]], seen: set[Unknown]) -> tuple[dict[Atom, list[Vector]], dict[Atom, list[Vector]]]:
+def _scales(
+    equations: Equations, over: Mapping[Atom, tuple[Atom, ...]], slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]]
+) -> tuple[dict[Atom, list[Vector]], dict[Atom, list[Vector]]]:
     """Independent scales and signs of every atom, fibres before their bases.
 
-    A scale on a base is contained in the scales of its fibre wherever the fibre carries one, so there it is set to zero.
+    A scale on a base that acts on every parameter as some scale of its fibres does, constant along the fibre, adds
+    nothing; it is left out.
     """
     scales: dict[Atom, list[Vector]] = {}
     signs: dict[Atom, list[Vector]] = {}
+    fibres_over: dict[Atom, list[Atom]] = defaultdict(list)
+    for b, bases in over.items():
+        for a in bases:
+            fibres_over[a].append(b)
     for atom in sorted(slots_of, key=lambda a: -len(over.get(a, ()))):
-        unknowns = equations.unknowns_of[atom]
+        own = {equations.at(v, o) for v, o in slots_of[atom]}
+        beside = {b: _beside_fibre(equations, atom, slots_of.get(b, ())) for b in fibres_over[atom]}
         for store, laws, modulus in ((scales, equations.real, 0), (signs, equations.sign, 2)):
-            basis = solve(unknowns, laws[atom], modulus)
-            store[atom] = independent_on(basis, seen, modulus)
-            for base in over.get(atom, ()):
-                moved = {u for vector in store[atom] for u in vector}
-                _zero_beside(equations, slots_of[atom], moved, base, laws)
+            basis = solve(equations.unknowns_of[atom], laws[atom], modulus)
+            known = [_along_base(vector, beside[b]) for b in fibres_over[atom] for vector in store.get(b, ())]
+            store[atom] = independent_on(basis, own, known, modulus)
     return scales, signs
 
 
-def _zero_beside(equations: Equations, places: Iterable[tuple[Value, Occurrence]], moved: set[Unknown], base: Atom, laws: dict[Atom, list[Vector]]) -> None:
+def _beside_fibre(equations: Equations, base: Atom, places: Iterable[tuple[Value, Occurrence]]) -> dict[Unknown, tuple[Unknown, int]]:
+    """The unknown of a fibre in a parameter → the unknown of its base beside it, and the axis the fibre stands in."""
+    found: dict[Unknown, tuple[Unknown, int]] = {}
     for value, o in places:
-        if equations.at(value, o) in moved:
-            for axis in occurrences(value):
-                laws[base] += [{equations.at(value, p): Fraction(1)} for p in axis if p.atom is base]
+        bases = [p for axis in occurrences(value) for p in axis if p.atom is base]
+        near = [p for p in bases if p.axis == o.axis and p.region == o.region] or bases
+        found[equations.at(value, o)] = equations.at(value, near[0]), o.axis
+    return found
+
+
+def _along_base(vector: Vector, beside: Mapping[Unknown, tuple[Unknown, int]]) -> Vector:
+    """What a scale of a fibre, taken constant along the fibre, does to each parameter, as a scale of the base.
+
+    Occurrences in one axis are blocks side by side and must agree to look like a scale of the base; those in different
+    axes act together and add up.
+    """
+    blocks: dict[tuple[Unknown, int], set[Fraction]] = defaultdict(set)
+    for u, place in beside.items():
+        blocks[place].add(vector.get(u, _ZERO))
+    seen: Vector = defaultdict(Fraction)
+    for (base, _), values in blocks.items():
+        if len(values) > 1:
+            return {}
+        seen[base] += next(iter(values))
+    return seen
 
 
 def _names(graph: Graph, wired: Iterable[Atom], slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]]) -> dict[Atom, str]:
@@ -193,6 +218,8 @@ def _wire(atom: Atom, strands: tuple[Strand, ...], places: Iterable[tuple[Value,
             slots.append(Slot(value.name, o.axis, "folded to ones", o.offset, o.stride))
             continue
         leaf = solved.leaf(value, o)
+        if not (s.permutes or s.matrix or any(leaf.powers) or any(leaf.flips)):
+            continue
         role = "variance" if value.name in graph.tape.variances else _role(leaf)
         slots.append(Slot(value.name, o.axis, role, o.offset, o.stride, leaf.powers, leaf.flips))
     over = tuple(strands[b].name for b in s.bases)
@@ -206,13 +233,17 @@ def _role(leaf: Leaf) -> str:
     return "inverse" if any(p < 0 for p in leaf.powers) else "flipped" if any(leaf.flips) else "permuted"
 
 
-def _frozen(slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]], wired: set[Atom]) -> tuple[Frozen, ...]:
+def _frozen(slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]], solved: Solved, strands: tuple[Strand, ...]) -> tuple[Frozen, ...]:
     """Every parameter axis (or block of one) on which nothing acts, with its reason."""
     found: dict[tuple[str, int], Frozen] = {}
     for atom, places in slots_of.items():
-        if atom in wired:
+        strand = strands[solved.strand_of[atom]] if atom in solved.strand_of else None
+        if strand is not None and (strand.permutes or strand.matrix):
             continue
         for value, o in places:
+            leaf = solved.leaf(value, o) if strand is not None else None
+            if leaf is not None and (any(leaf.powers) or any(leaf.flips)):
+                continue
             whole = len(list(atoms_of(value.axes[o.axis]))) == 1
             block = "" if whole else f" from {o.offset} (size {atom.size}, step {o.stride})"
             reason = atom.frozen or "it has a single index and no scale passes"

@@ -30,8 +30,13 @@ class _Float64(TorchDispatchMode):
 @contextmanager
 def float64_forward() -> Iterator[None]:
     """Inside, forwards run without gradients, without warnings and in float64."""
-    with quiet_forward(), torch.no_grad(), _Float64():
-        yield
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with quiet_forward(), torch.no_grad(), _Float64():
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def to_float64(tree: Any) -> Any:

@@ -74,13 +74,21 @@ def _labels(operand: Operand) -> dict[int, object]:
 
 
 def _closed(bases: dict[Atom, set[Atom]]) -> dict[Atom, tuple[Atom, ...]]:
-    """Drop bases whose own bases are missing (the law of composition would not close) and mutual fibres."""
+    """Drop bases whose own bases are missing: without them the law of composition would not close.
+
+    Of two atoms that are each a fibre of the other, the larger one stays a fibre; that gives the larger group.
+    """
+    rank = {b: i for i, b in enumerate(bases)}
+    for b, own in bases.items():
+        for a in list(own):
+            if b in bases.get(a, ()):
+                (own if (b.size, rank[b]) < (a.size, rank[a]) else bases[a]).discard(a if (b.size, rank[b]) < (a.size, rank[a]) else b)
     changed = True
     while changed:
         changed = False
         for b, own in bases.items():
             for a in list(own):
-                if b in bases.get(a, ()) or not bases.get(a, set()) <= own:
+                if not bases.get(a, set()) <= own:
                     own.discard(a)
                     changed = True
     return {b: tuple(sorted(own, key=lambda a: len(bases.get(a, ())))) for b, own in bases.items()}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Protocol, Union
+from typing import Protocol, Union, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -79,6 +79,7 @@ class Dim:
     axis: int
 
 
+@runtime_checkable
 class Actor(Protocol):
     """What acts on exposed tensors: an element of the group."""
 

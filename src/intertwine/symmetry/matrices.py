@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from intertwine.graph.axes import Atom, resolve
 from intertwine.graph.graph import Graph
@@ -28,7 +29,7 @@ class Matrices:
     squares: set[Value] = field(default_factory=set)  # x² inside a length: no orthogonal map acts on these
 
 
-def find_matrices(graph: Graph, equations: Equations, scales: Mapping[Atom, list[dict[Unknown, object]]], over: Mapping[Atom, tuple[Atom, ...]]) -> Matrices:
+def find_matrices(graph: Graph, equations: Equations, scales: Mapping[Atom, list[dict[Unknown, Fraction]]], over: Mapping[Atom, tuple[Atom, ...]]) -> Matrices:
     """All atoms of the graph's parameters that carry GL(n) or O(n)."""
     places = {v: occurrences(v) for v in graph.tape.values if not v.lazy}
     found, obstacles, lengths = Matrices(), set[Atom](), set[Atom]()
@@ -43,7 +44,7 @@ def find_matrices(graph: Graph, equations: Equations, scales: Mapping[Atom, list
             held = _held(meeting, label, places)
             atoms = {o.atom for _, _, occurred in held for o in occurred}
             if _is_linear(law, linear):
-                obstacles |= {a for a in atoms if len({frozenset((o.offset - w.start, o.stride) for o in os if o.atom is a) for _, w, os in held if any(o.atom is a for o in os)}) > 1}
+                obstacles |= {a for a in atoms if len({frozenset(o.key(w) for o in os if o.atom is a) for _, w, os in held if any(o.atom is a for o in os)}) > 1}
             elif all(_alone(v, w) for v, w, _ in held) and (_takes_length(meeting, label) or _of_squares(meeting, squares)):
                 lengths |= atoms
                 if meeting.length is not None and meeting.length.weight is not None:
@@ -58,11 +59,20 @@ def find_matrices(graph: Graph, equations: Equations, scales: Mapping[Atom, list
     for atom, vectors in scales.items():
         if atom in obstacles or atom in bases or atom.frozen is not None or atom.size < 2:
             continue
-        if atom in lengths:
+        if atom in lengths and _can_fold(found.diagonals.get(atom, set()), vectors, equations, places):
             found.kind[atom] = "O"
-        elif not found.diagonals.get(atom) and len(vectors) == 1 and all(abs(vectors[0].get(u, 0)) == 1 for u in equations.unknowns_of[atom]):  # type: ignore[arg-type]
+        elif atom not in lengths and not found.diagonals.get(atom) and len(vectors) == 1 and all(abs(vectors[0].get(u, 0)) == 1 for u in equations.unknowns_of[atom]):
             found.kind[atom] = "GL"
     return found
+
+
+def _can_fold(
+    weights: set[Value], vectors: list[dict[Unknown, Fraction]], equations: Equations, places: Mapping[Value, list[list[Occurrence]]]
+) -> bool:
+    """Whether every diagonal weight has a scale that moves it and no other of them."""
+    own = {w: equations.at(w, places[w][0][0]) for w in weights}
+    alone = [[w for w, u in own.items() if vector.get(u)] for vector in vectors]
+    return {moved[0] for moved in alone if len(moved) == 1} == weights
 
 
 Held = list[tuple[Value, Window, list[Occurrence]]]

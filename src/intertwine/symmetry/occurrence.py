@@ -27,9 +27,12 @@ class Occurrence:
         """Whether it may stand inside a window of its axis."""
         return self.axis == window.axis and self.region[0] < window.start + window.size and window.start < self.region[1]
 
-    @property
-    def key(self) -> tuple[Atom, int, int]:
-        return self.atom, self.offset, self.stride
+    def key(self, window: Window) -> tuple[Atom, int, int]:
+        """The place it has inside a window; two tensors that read a window alike have the same keys in it."""
+        period = self.atom.size * self.stride
+        if self.offset < window.start and window.start % period == 0:
+            return self.atom, self.offset % period, self.stride  # it repeats along the axis, in step with the window
+        return self.atom, self.offset - window.start, self.stride
 
 
 def occurrences(value: Value) -> list[list[Occurrence]]:

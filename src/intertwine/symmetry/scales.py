@@ -101,8 +101,7 @@ def _collect_meeting(equations: Equations, meeting: Meeting, places: dict[Value,
                 continue
             for o in places[operand.value][window.axis]:
                 if o.meets(window):
-                    key = (o.atom, o.offset - window.start, o.stride)
-                    by_label[window.label][i][key].append(equations.at(operand.value, o))
+                    by_label[window.label][i][o.key(window)].append(equations.at(operand.value, o))
     for label, law in meeting.laws.items():
         _apply_law(equations, law, by_label[label], groups)
 
@@ -120,12 +119,10 @@ def _apply_law(equations: Equations, law: Law | Pointwise, operands: Sequence[di
         if all(k == holders[0] for k in holders):
             for key in holders[0]:
                 _write(equations, law, [operand.get(key, []) for operand in operands])
-        else:  # the operands read the axis differently: give the atom one exponent per operand
-            merged = [[u for k in own for u in operand[k]] for own, operand in zip(keys, operands, strict=True)]
-            for unknowns in merged:
-                equal = [{unknowns[0]: Fraction(1), u: Fraction(-1)} for u in unknowns[1:]]
-                equations.add(equal, equal)
-            _write(equations, law, [unknowns[:1] for unknowns in merged])
+        else:  # the operands read the axis differently, so no scale can be followed through
+            for own, operand in zip(keys, operands, strict=True):
+                for unknown in (u for k in own for u in operand[k]):
+                    equations.zero(unknown)
 
 
 def _write(equations: Equations, law: Law, operands: Sequence[list[Unknown]]) -> None:
@@ -200,20 +197,28 @@ def _whole(vector: dict[Unknown, Fraction]) -> dict[Unknown, Fraction]:
     return {u: c * many / common for u, c in vector.items()}
 
 
-def independent_on(basis: Sequence[dict[Unknown, Fraction]], seen: set[Unknown], modulus: int = 0) -> list[dict[Unknown, Fraction]]:
-    """Those vectors of a basis that stay independent when only the unknowns in `seen` are looked at."""
-    kept, rows = [], []
-    for vector in basis:
-        rest = {u: c for u, c in vector.items() if u in seen}
+def independent_on(
+    basis: Sequence[dict[Unknown, Fraction]], seen: set[Unknown], known: Sequence[dict[Unknown, Fraction]] = (), modulus: int = 0
+) -> list[dict[Unknown, Fraction]]:
+    """Those vectors of a basis that are independent of each other and of `known` ones where it can be `seen`."""
+    rows: list[tuple[Unknown, dict[Unknown, Fraction]]] = []
+
+    def adds(vector: dict[Unknown, Fraction]) -> bool:
+        """Whether a vector lies outside the span of the rows so far; if so it joins them."""
         for pivot, row in rows:
-            if rest.get(pivot):
-                factor = rest[pivot] / row[pivot]
+            if vector.get(pivot):
+                factor = vector[pivot] / row[pivot]
                 for u, c in row.items():
-                    rest[u] = rest.get(u, Fraction(0)) - factor * c
-                    if modulus:
-                        rest[u] = Fraction(rest[u].numerator % 2)
-                rest = {u: c for u, c in rest.items() if c != 0}
-        if rest:
-            rows.append((next(iter(rest)), rest))
-            kept.append(vector)
-    return kept
+                    left = vector.get(u, Fraction(0)) - factor * c
+                    vector[u] = Fraction(left.numerator % 2) if modulus else left
+                vector = {u: c for u, c in vector.items() if c != 0}
+        if vector:
+            rows.append((next(iter(vector)), vector))
+        return bool(vector)
+
+    def visible(vector: dict[Unknown, Fraction]) -> dict[Unknown, Fraction]:
+        return {u: Fraction(c.numerator % 2) if modulus else c for u, c in vector.items() if u in seen and (c % 2 if modulus else c)}
+
+    for vector in known:
+        adds(visible(vector))
+    return [vector for vector in basis if adds(visible(vector))]

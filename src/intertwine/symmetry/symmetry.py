@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from intertwine.errors import InputError, MismatchError
 from intertwine.graph.capture import Program, capture, empty_caches, tied_names
 from intertwine.graph.graph import build_graph
-from intertwine.symmetry.certify import TOLERANCE, Certificate, certify
+from intertwine.graph.tape import Joined, Permuted, Value
+from intertwine.symmetry.certificate import TOLERANCE, Certificate
 from intertwine.symmetry.discover import Discovery, discover
 from intertwine.symmetry.element import Element, identity_move, random_move
 from intertwine.symmetry.layout import Layout, Leaf, Plus, Still, Times, Tree, act
@@ -172,11 +173,31 @@ class Symmetry:
         if name not in graph.sites:
             near = [s for s in graph.sites if name.split(".")[0] in s][:8] or list(graph.sites)[:8]
             raise InputError(f"No tensor is computed under a module called {name!r}. Modules with features: {', '.join(near)} …")
-        value = graph.values[graph.sites[name]]
-        layout = self._discovery.layout(value)
-        if x.ndim != value.ndim or any(_movable(a) and a.size != n for a, n in zip(layout.axes, x.shape, strict=True)):
-            raise InputError(f"Features of shape {tuple(x.shape)} were given for {name!r}, where the model computes {value.shape}. Only axes on which nothing acts may differ.")
-        return act(_resized(layout, x.shape), x, g)
+        return self._act_on_value(g, name, graph.values[graph.sites[name]], x)
+
+    def _act_on_value(self, g: Element, name: str, value: Value, x: Tensor) -> Tensor:
+        """Act on a tensor of the graph; a view that was never needed as such is moved as the tensor it looks at."""
+        unlike = InputError(
+            f"Features of shape {tuple(x.shape)} were given for {name!r}, where the model computes {value.shape}. "
+            "Only axes on which nothing acts may differ."
+        )
+        if not value.lazy:
+            layout = self._discovery.layout(value)
+            if x.ndim != value.ndim or any(_movable(a) and a.size != n for a, n in zip(layout.axes, x.shape, strict=True)):
+                raise unlike
+            return act(_resized(layout, x.shape), x, g)
+        if tuple(x.shape) != value.shape:
+            raise unlike
+        if isinstance(value.view, Permuted):
+            order = value.view.order
+            back = x.permute(*(order.index(d) for d in range(x.ndim)))
+            return self._act_on_value(g, name, value.view.source, back).permute(*order)
+        if isinstance(value.view, Joined):
+            blocks = x.split([s.shape[value.view.dim] for s in value.view.sources], value.view.dim)
+            pairs = zip(value.view.sources, blocks, strict=True)
+            return torch.cat([self._act_on_value(g, name, s, b) for s, b in pairs], value.view.dim)
+        assert value.view is not None
+        return self._act_on_value(g, name, value.view.source, x.reshape(value.view.source.shape)).reshape(x.shape)
 
     def act_on_optimizer(self, g: Element, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
         """The optimizer's state moved with the parameters: a state dict to load into an optimizer of the moved model.
@@ -191,10 +212,10 @@ class Symmetry:
         if None in order:
             raise MismatchError("The optimizer holds parameters that are not the model's. Pass the model the optimizer was made for.")
         for index, name in enumerate(order):
-            layout = self._discovery.parameters.get(str(name))
+            layout = self._discovery.parameters.get(tied_names(model)[str(name)])
             for key, value in state["state"].get(index, {}).items():
-                if layout is not None and isinstance(value, Tensor) and value.shape == layout.shape:
-                    state["state"][index][key] = act(layout, value, g, degree=-2 if "sq" in key else -1)
+                if layout is not None and isinstance(value, Tensor) and value.ndim and value.shape == layout.shape:
+                    state["state"][index][key] = _moved_moment(key, value, layout, g)
         return state
 
     # -- proof -----------------------------------------------------------------------------------------------------
@@ -210,6 +231,8 @@ class Symmetry:
         Returns:
             A `Certificate`. An op at which the symmetry fails is frozen, and `certificate.symmetry` is what holds.
         """
+        from intertwine.symmetry.certify import certify  # it is built on this class
+
         self._check_model(model)
         return certify(self, model, example_args, example_kwargs, trials, seed, tolerance, per_wire)
 
@@ -248,28 +271,48 @@ class Symmetry:
         return f"Symmetry({len(self.wires)} wires, e^{self.log_order:.0f} permutations, {self.dimension} continuous dimensions, {len(self.frozen)} frozen axes)"
 
 
+#: How the tensors an optimizer keeps per parameter move: (degree, whether a sign is carried).
+MOMENTS = {
+    "exp_avg": (-1, True), "momentum_buffer": (-1, True), "grad_avg": (-1, True), "prev": (-1, True), "mu": (-1, True),
+    "exp_avg_sq": (-2, False), "max_exp_avg_sq": (-2, False), "square_avg": (-2, False), "sum": (-2, False),
+    "exp_inf": (-1, False), "acc_delta": (2, False), "step_size": (1, False), "ax": (1, True),
+}  # fmt: skip
+
+
+def _moved_moment(key: str, value: Tensor, layout: Layout, g: Element) -> Tensor:
+    """One tensor of an optimizer's state, moved as the power of a gradient or of the parameter that it holds."""
+    if key not in MOMENTS:
+        raise InputError(
+            f"The optimizer keeps {key!r} for each parameter, and how that moves is not known. "
+            f"Known states: {', '.join(sorted(MOMENTS))} (SGD, Adam and its relatives, RMSprop, Adagrad, Adadelta, Rprop, ASGD)."
+        )
+    degree, signed = MOMENTS[key]
+    moved = act(layout, value, g, degree)
+    return moved if signed else moved.abs()
+
+
 def unit_element(sym: Symmetry, model: nn.Module, names: tuple[str, ...]) -> Element:
     """The element of scales and signs that turns some weight vectors into ones."""
     moves = dict(sym.identity().moves)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name in names:
-        weight = parameters[name].detach().to(torch.float64)
-        leaf = sym._discovery.parameters[name].axes[0]
+    leaves = {name: sym._discovery.parameters[name].axes[0] for name in names}
+    for name, leaf in leaves.items():
         assert isinstance(leaf, Leaf)
-        powers = [k for k, p in enumerate(leaf.powers) if p]
-        flips = [k for k, f in enumerate(leaf.flips) if f]
-        if not powers or not bool(weight.all()) or (not flips and bool((weight < 0).any())):
-            raise InputError(
-                f"{name!r} cannot be folded into its consumers (it has zeros, or no scale of its own), so no matrix can act through it. Use intertwine.symmetry without continuous=True."
-            )
+        others = [o for n, o in leaves.items() if n != name and isinstance(o, Leaf) and o.strand == leaf.strand]
+        power = next((k for k, p in enumerate(leaf.powers) if p and not any(o.powers[k] for o in others)), None)
+        flip = next((k for k, f in enumerate(leaf.flips) if f and not any(o.flips[k] for o in others)), None)
+        weight = parameters[name].detach().to(torch.float64).cpu()
         move = moves[leaf.strand]
-        scale, sign = move.scale, move.sign
-        if scale is not None:
-            scale = scale.clone()
-            scale[powers[0]] = weight.abs() ** (-1 / float(leaf.powers[powers[0]]))
-        if sign is not None and flips:
+        if power is None or move.scale is None or not bool(weight.all()) or (flip is None and bool((weight < 0).any())):
+            raise InputError(
+                f"{name!r} cannot be folded into its consumers (it holds zeros, or signs that nothing takes up), so no matrix can "
+                "act through it. Use intertwine.symmetry without continuous=True."
+            )
+        scale, sign = move.scale.clone(), move.sign
+        scale[power] = weight.abs() ** (-1 / float(leaf.powers[power]))
+        if sign is not None and flip is not None:
             sign = sign.clone()
-            sign[flips[0]] = weight.sign()
+            sign[flip] = weight.sign()
         moves[leaf.strand] = replace(move, scale=scale, sign=sign)
     return replace(sym.identity(), moves=moves)
 

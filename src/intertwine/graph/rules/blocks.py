@@ -79,7 +79,7 @@ def pad(t: Tape, x: Value, pads: Sequence[int], mode: Any = "constant", value: f
     touched = [x.ndim - 1 - i // 2 for i in range(0, len(pads), 2) if pads[i] or pads[i + 1]]
     for d in touched:
         before, after = pads[2 * (x.ndim - 1 - d)], pads[2 * (x.ndim - 1 - d) + 1]
-        x = _pad_axis(t, x, d, before, after, value or 0) if constant else _pin_axis(t, x, d, x.shape[d] + before + after)
+        x = _pad_axis(t, x, d, before, after, float(value or 0)) if constant else _pin_axis(t, x, d, x.shape[d] + before + after)
     return x
 
 

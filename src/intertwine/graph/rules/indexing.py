@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from intertwine.graph.registry import rule
-from intertwine.graph.tape import PINNED, Label, Tape, Value
+from intertwine.graph.tape import PINNED, Label, Law, Tape, Value
 
 
 @rule("aten.embedding")
@@ -64,7 +64,8 @@ def index(t: Tape, x: Value, indices: Sequence[Value | None]) -> Value:
 def gather(t: Tape, x: Value, dim: int, index: Value, **_: Any) -> Value:
     dim %= x.ndim
     labels = [PINNED if d == dim or x.shape[d] != index.shape[d] else ("lead", d) for d in range(x.ndim)]
-    return t.joint([(x, labels), (index, labels)], labels)
+    law = Law(({0: 1, 2: -1}, {1: 1}), ({0: 1, 2: 1}, {1: 1}))
+    return t.joint([(x, labels), (index, labels)], labels, laws={label: law for label in labels if label is not PINNED})
 
 
 @rule("aten.im2col")
@@ -104,5 +105,8 @@ def ranked(t: Tape, x: Value, *args: Any, **kwargs: Any) -> Value | tuple[Value,
     for shape in t.call.shapes:
         assert shape is not None
         out = labels if len(shape) == x.ndim else [label for label in labels if label is not PINNED]
-        results.append(t.joint([(x, labels)], out, shape))
+        # the first result holds values, which scale with the input; places do not care for a positive scale
+        values = not results and not op.startswith("aten.arg")
+        law = Law(({0: 1, 1: -1},) if values else ({1: 1},), ({0: 1}, {1: 1}))
+        results.append(t.joint([(x, labels)], out, shape, laws={label: law for label in labels if label is not PINNED}))
     return tuple(results) if len(results) > 1 else results[0]

@@ -23,7 +23,7 @@ def bilinear(t: Tape, a: Value, b: Value, weight: Value, bias: Value | None = No
     return t.multilinear(terms, [*lead, "out"])
 
 
-@rule("aten.matmul", "aten.mm", "aten.bmm", "aten.mv", "aten.dot", "aten.__matmul__")
+@rule("aten.matmul", "aten.mm", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.__matmul__")
 def matmul(t: Tape, a: Value, b: Value, **_: object) -> Value:
     labels_a, labels_b, out = matmul_labels(a.shape, b.shape)
     return t.multilinear([[(a, labels_a), (b, labels_b)]], out)
@@ -36,6 +36,20 @@ def addmm(t: Tape, bias: Value, a: Value, b: Value, beta: float = 1, alpha: floa
     own = [label if n == t.shape[i - bias.ndim] else None for i, (label, n) in enumerate(zip(own, bias.shape, strict=True))]
     # with beta = 0 the bias is ignored by the op, whatever its values are
     return t.multilinear([[(a, labels_a), (b, labels_b)], *([[(bias, own)]] if beta != 0 else [])], out)
+
+
+@rule("aten.outer", "aten.ger")
+def outer(t: Tape, a: Value, b: Value) -> Value:
+    return t.multilinear([[(a, ["row"]), (b, ["column"])]], ["row", "column"])
+
+
+@rule("aten.tensordot")
+def tensordot(t: Tape, a: Value, b: Value, dims_a: Sequence[int], dims_b: Sequence[int]) -> Value:
+    over_a, over_b = [d % a.ndim for d in dims_a], [d % b.ndim for d in dims_b]
+    labels_a = [("sum", over_a.index(d)) if d in over_a else ("a", d) for d in range(a.ndim)]
+    labels_b = [("sum", over_b.index(d)) if d in over_b else ("b", d) for d in range(b.ndim)]
+    kept = [label for label in (*labels_a, *labels_b) if label[0] != "sum"]
+    return t.multilinear([[(a, labels_a), (b, labels_b)]], kept)
 
 
 @rule("aten.einsum")

@@ -81,9 +81,10 @@ def group_norm(t: Tape, x: Value, groups: int, weight: Value | None = None, bias
     labels: list[Label] = [("lead", i) for i in range(len(shape))]
     names = ["x", *(["weight"] if weight is not None else []), *(["bias"] if bias is not None else []), "out"]
     affine = [{"x": 1}, {"out": 1, "weight": -1}, {"bias": 1, "out": -1}]
-    law = Law(_number(affine, names), _number(affine, names))
+    flip = [{"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}]  # a whole group may change its sign, mean and all
+    laws = {labels[1]: Law(_number(affine, names), _number(flip, names)), labels[2]: Law(*(_number(affine, names),) * 2)}
     operands = [(grouped, labels), (weight, labels[1:3]), (bias, labels[1:3])]
-    result = t.joint(operands, labels, shape, mixes=labels[2:], laws={labels[1]: law, labels[2]: law})
+    result = t.joint(operands, labels, shape, mixes=labels[2:], laws=laws)
     return t.reshape(result, x.shape)
 
 

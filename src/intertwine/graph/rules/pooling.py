@@ -41,7 +41,8 @@ def maximum(t: Tape, x: Value, *_: Any, **__: Any) -> Value:
 @rule("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices", "aten.max_pool1d_with_indices", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool1d", "aten.adaptive_max_pool3d")
 def maximum_and_place(t: Tape, x: Value, *_: Any, **__: Any) -> tuple[Value, Value]:
     labels = _spatial(x, _space(t))
-    return _maximum(t, x), t.joint([(x, labels)], labels)
+    places = Law(({1: 1},), ({0: 1}, {1: 1}))  # where the maximum lies does not care for a positive scale
+    return _maximum(t, x), t.joint([(x, labels)], labels, laws={label: places for label in labels if label is not PINNED})
 
 
 def _maximum(t: Tape, x: Value) -> Value:

@@ -1,91 +1,167 @@
-"""Rules for recurrent layers. Gates are stacked on one axis, (gate, hidden); the hidden axis stands on both sides of W_hh.
+"""Rules for recurrent layers and cells, spelled out gate by gate.
 
-The state must move as the output does, so the two are tied; a plain RNN passes what its activation allows, the gates
-of an LSTM or a GRU pass permutations alone.
+Gates are blocks of one axis, each an occurrence of the hidden axis, which also stands on the other side of W_hh. What
+is read from the past is what was written, so state and output are tied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from intertwine.graph.registry import rule
-from intertwine.graph.tape import PINNED, Tape, Value
+from intertwine.graph.tape import PINNED, Label, Tape, Value
+
+Step = Callable[[Tape, Value, list[Value], Sequence[Value]], list[Value]]  # (x, states, parameters) → new states
+
+
+def _gate(t: Tape, x: Value, weight: Value, bias: Value | None, k: int, size: int) -> Value:
+    """Row block k of a stacked linear map."""
+    block = t.narrow(weight, 0, k * size, size)
+    own = t.narrow(bias, 0, k * size, size) if bias is not None else None
+    lead = t.labels(x, 1)
+    return t.multilinear([[(x, [*lead, "in"]), (block, ["out", "in"])], [(own, ["out"])]], [*lead, "out"], (*x.shape[:-1], size))
+
+
+def _sum(t: Tape, *xs: Value) -> Value:
+    labels = t.labels(xs[0])
+    return t.multilinear([[(x, labels)] for x in xs], labels, xs[0].shape)
+
+
+def _times(t: Tape, *xs: Value) -> Value:
+    labels = t.labels(xs[0])
+    return t.multilinear([[(x, labels) for x in xs]], labels, xs[0].shape)
+
+
+def _split(own: Sequence[Value]) -> tuple[Value, Value, Value | None, Value | None]:
+    return own[0], own[1], own[2] if len(own) > 3 else None, own[3] if len(own) > 3 else None
+
+
+def lstm_step(t: Tape, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
+    """Gates input, forget, cell, output; an odd fifth (or third) parameter projects the output."""
+    h, c = states
+    w_in, w_hh, b_in, b_hh = _split(own)
+    size = w_in.shape[0] // 4
+    gates = [_sum(t, _gate(t, x, w_in, b_in, k, size), _gate(t, h, w_hh, b_hh, k, size)) for k in range(4)]
+    opened = [t.pointwise(torch.tanh if k == 2 else torch.sigmoid, g, "tanh" if k == 2 else "sigmoid") for k, g in enumerate(gates)]
+    c = _sum(t, _times(t, opened[1], c), _times(t, opened[0], opened[2]))
+    y = _times(t, opened[3], t.pointwise(torch.tanh, c, "tanh"))
+    if len(own) in (3, 5):
+        lead = t.labels(y, 1)
+        y = t.multilinear([[(y, [*lead, "in"]), (own[-1], ["out", "in"])]], [*lead, "out"], (*y.shape[:-1], own[-1].shape[0]))
+    return [y, c]
+
+
+def gru_step(t: Tape, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
+    """Gates reset, update, new."""
+    (h,) = states
+    w_in, w_hh, b_in, b_hh = _split(own)
+    size = w_in.shape[0] // 3
+    from_x = [_gate(t, x, w_in, b_in, k, size) for k in range(3)]
+    from_h = [_gate(t, h, w_hh, b_hh, k, size) for k in range(3)]
+    reset, update = (t.pointwise(torch.sigmoid, _sum(t, from_x[k], from_h[k]), "sigmoid") for k in range(2))
+    new = t.pointwise(torch.tanh, _sum(t, from_x[2], _times(t, reset, from_h[2])), "tanh")
+    keep = t.pointwise(lambda v: 1 - v, update, "1 - x")
+    return [_sum(t, _times(t, keep, new), _times(t, update, h))]
+
+
+def _plain_step(fn: Callable[[torch.Tensor], torch.Tensor], name: str) -> Step:
+    def step(t: Tape, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
+        w_in, w_hh, b_in, b_hh = _split(own)
+        size = w_in.shape[0]
+        summed = _sum(t, _gate(t, x, w_in, b_in, 0, size), _gate(t, states[0], w_hh, b_hh, 0, size))
+        return [t.pointwise(fn, summed, name)]
+
+    return step
+
+
+tanh_step, relu_step = _plain_step(torch.tanh, "tanh"), _plain_step(torch.relu, "relu")
 
 
 @rule("aten.lstm.input")
-def lstm(t: Tape, x: Value, state: Sequence[Value], params: Sequence[Value], has_biases: bool, layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool) -> tuple[Value, Value, Value]:
-    y, finals = _recurrent(t, x, state, params, has_biases, layers, bidirectional, gates=4, fn=None)
-    return y, finals[0], finals[1]
+def lstm(t: Tape, x: Value, state: Sequence[Value], params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
+    return _layers(t, x, state, params, lstm_step, *options)
 
 
 @rule("aten.gru.input")
-def gru(t: Tape, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool) -> tuple[Value, Value]:
-    y, finals = _recurrent(t, x, [state], params, has_biases, layers, bidirectional, gates=3, fn=None)
-    return y, finals[0]
+def gru(t: Tape, x: Value, state: Value, params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
+    return _layers(t, x, [state], params, gru_step, *options)
 
 
 @rule("aten.rnn_tanh.input")
-def rnn_tanh(t: Tape, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool) -> tuple[Value, Value]:
-    y, finals = _recurrent(t, x, [state], params, has_biases, layers, bidirectional, gates=1, fn=torch.tanh)
-    return y, finals[0]
+def rnn_tanh(t: Tape, x: Value, state: Value, params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
+    return _layers(t, x, [state], params, tanh_step, *options)
 
 
 @rule("aten.rnn_relu.input")
-def rnn_relu(t: Tape, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool) -> tuple[Value, Value]:
-    y, finals = _recurrent(t, x, [state], params, has_biases, layers, bidirectional, gates=1, fn=torch.relu)
-    return y, finals[0]
+def rnn_relu(t: Tape, x: Value, state: Value, params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
+    return _layers(t, x, [state], params, relu_step, *options)
 
 
-def _recurrent(t: Tape, x: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool, layers: int, bidirectional: bool, gates: int, fn: Any) -> tuple[Value, list[Value]]:
+@rule("aten.lstm_cell")
+def lstm_cell(t: Tape, x: Value, state: Sequence[Value], *own: Value | None) -> tuple[Value, ...]:
+    return tuple(lstm_step(t, x, list(state), [v for v in own if v is not None]))
+
+
+@rule("aten.gru_cell")
+def gru_cell(t: Tape, x: Value, state: Value, *own: Value | None) -> Value:
+    return gru_step(t, x, [state], [v for v in own if v is not None])[0]
+
+
+@rule("aten.rnn_tanh_cell")
+def rnn_tanh_cell(t: Tape, x: Value, state: Value, *own: Value | None) -> Value:
+    return tanh_step(t, x, [state], [v for v in own if v is not None])[0]
+
+
+@rule("aten.rnn_relu_cell")
+def rnn_relu_cell(t: Tape, x: Value, state: Value, *own: Value | None) -> Value:
+    return relu_step(t, x, [state], [v for v in own if v is not None])[0]
+
+
+def _layers(
+    t: Tape, x: Value, states: Sequence[Value], params: Sequence[Value], step: Step, has_biases: bool, layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Value, ...]:  # fmt: skip
+    """A stack of layers, each in one or two directions; the last states are built only where something reads them."""
     directions = 2 if bidirectional else 1
-    each = len(params) // (layers * directions)  # 2 weights, 2 biases, perhaps a projection
+    each = len(params) // (layers * directions)
     finals: list[list[Value]] = [[] for _ in states]
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
             k = layer * directions + direction
-            own = params[k * each : (k + 1) * each]
-            start = [t.narrow(s, 0, k, 1) for s in states]
-            y, last = _one_layer(t, x, start, own, has_biases, gates, fn)
+            first = [_initial(t, s, k) for s in states]
+            y, last = _sequence(t, x, first, params[k * each : (k + 1) * each], step)
             outputs.append(y)
             for collected, value in zip(finals, last, strict=True):
                 collected.append(value)
-        x = t.concat(outputs, -1) if len(outputs) > 1 else outputs[0]
-    return x, [t.concat(collected, 0) for collected in finals]
+        x = t.concat(outputs, -1)
+    return x, *(t.concat(collected, 0) for collected in finals)
 
 
-def _one_layer(t: Tape, x: Value, states: Sequence[Value], own: Sequence[Value], has_biases: bool, gates: int, fn: Any) -> tuple[Value, list[Value]]:
-    """One direction of one layer; `x` is (time, batch, features) or (batch, time, features)."""
-    weights, biases = own[:2], own[2:4] if has_biases else []
-    projection = own[-1] if len(own) in (3, 5) else None
-    hidden = weights[0].shape[0] // gates
-    read = states[0].shape[-1]
-    w_in, w_hh = t.reshape(weights[0], (gates, hidden, weights[0].shape[1])), t.reshape(weights[1], (gates, hidden, read))
-    shape = (*x.shape[:-1], gates, hidden)
-    lead = t.labels(x, 1)
-    # along time and batch the state is another tensor than the input, so those axes are pinned
-    pinned: list[Any] = [PINNED] * len(lead)
-    first = t.multilinear([[(x, [*lead, "in"]), (w_in, [PINNED, "unit", "in"])], *([(t.reshape(b, (gates, hidden)), [PINNED, "unit"])] for b in biases)], [*lead, PINNED, "unit"], shape)
-    past = t.uniform((*x.shape[:-1], read), zero=True)
-    summed = t.multilinear([[(first, [*pinned, PINNED, "unit"])], [(past, [*pinned, "state"]), (w_hh, [PINNED, "unit", "state"])]], [*pinned, PINNED, "unit"], shape)
-    out_shape = (*x.shape[:-1], hidden)
-    if fn is not None:
-        cell = t.pointwise(fn, t.reshape(summed, out_shape), fn.__name__)
-    else:
-        cell = t.joint([(summed, [*pinned, PINNED, "unit"])], [*pinned, "unit"], out_shape)
-    y = cell if projection is None else t.multilinear([[(cell, [*pinned, "unit"]), (projection, ["out", "unit"])]], [*pinned, "out"], (*x.shape[:-1], read))
-    # what is read from the past at the next step is what was written: the state moves as the output does
-    y = t.multilinear([[(y, [*pinned, "unit"])], [(past, [*pinned, "unit"])]], [*pinned, "unit"], y.shape)
-    return y, _final_states(t, y, cell, states)
+def _initial(t: Tape, state: Value, k: int) -> Value:
+    """The state a layer starts from; a fresh zero state is a tensor of its own for every layer."""
+    if state.zero:
+        return t.uniform((1, *state.shape[1:]), zero=True)
+    return t.narrow(state, 0, k, 1)
 
 
-def _final_states(t: Tape, y: Value, cell: Value, states: Sequence[Value]) -> list[Value]:
-    finals = []
-    for state, like in zip(states, (y, cell), strict=False):
-        lead: list[Any] = [PINNED] * (state.ndim - 1)
-        read = t.multilinear([[(like, [*[PINNED] * (like.ndim - 1), "unit"])]], [*lead, "unit"], state.shape)
-        finals.append(t.multilinear([[(read, [*lead, "unit"])], [(state, [*lead, "unit"])]], [*lead, "unit"], state.shape))
-    return finals
+def _sequence(t: Tape, x: Value, first: list[Value], own: Sequence[Value], step: Step) -> tuple[Value, list[Value]]:
+    """One direction of one layer over all times: one step whose past is tied to what it writes."""
+    past = [t.uniform((*x.shape[:-1], s.shape[-1]), zero=True) for s in first]
+    written = step(t, x, past, own)
+    lead: list[Label] = [PINNED] * (x.ndim - 1)
+    tied = [_tie(t, [new, old], lead, new.shape) for new, old in zip(written, past, strict=True)]
+    last = []
+    for value, start in zip(tied, first, strict=True):
+        rest: list[Label] = [PINNED] * (start.ndim - 1)
+        read = t.multilinear([[(value, [*lead, "unit"])]], [*rest, "unit"], start.shape)
+        last.append(_tie(t, [read, start], rest, start.shape))
+    return tied[0], last
+
+
+def _tie(t: Tape, xs: Sequence[Value], lead: Sequence[Label], shape: tuple[int, ...]) -> Value:
+    """Tensors that stand for one another: they must move alike along their last axis."""
+    return t.multilinear([[(x, [*lead, "unit"])] for x in xs], [*lead, "unit"], shape)

@@ -85,6 +85,9 @@ def expand(t: Tape, x: Value, *_: Any, **__: Any) -> Value:
     return t.multilinear([[(x, spread(t, x))]], out_labels(t))
 
 
+expand.creates = True  # type: ignore[attr-defined]  # also a constant is alike along an axis it is spread over
+
+
 @rule("aten.copy", "aten.copy_")
 def copy(t: Tape, old: Value, x: Value, *_: Any) -> Value:
     return t.multilinear([[(x, spread(t, x))]], out_labels(t))

@@ -1,0 +1,408 @@
+"""The command line: what `inspect` and `demo` print and write, their exit codes, and the words of every refusal."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from intertwine import cli
+from intertwine.cli import main
+from intertwine.commands import demo, digits, inspect
+from intertwine.symmetry.certify import Broken
+from intertwine.symmetry.symmetry import Symmetry
+
+SOURCE = Path(__file__).parents[1] / "src"
+FILE = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 9), nn.Linear(9, 6)
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+class Strange(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 2)
+    def forward(self, x):
+        return self.second(torch.linalg.qr(self.first(x)).R)
+
+class Constant(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+    def forward(self, x):
+        return torch.softmax(self.layer(x).sum(-1, keepdim=True), -1)
+
+def mlp():
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+
+def linear():
+    return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+
+def blocks():
+    return nn.Sequential(nn.Linear(3, 6), *(Block() for _ in range(6)), nn.Linear(6, 2))
+
+def example_inputs():
+    return torch.randn(2, 3)
+"""
+
+Inspect = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> str:
+    path = tmp_path / "nets.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+@pytest.fixture
+def run(nets: str, capsys: pytest.CaptureFixture[str]) -> Inspect:
+    """Runs `intertwine inspect`; gives exit code, standard output and standard error."""
+
+    def inspected(model: str, *options: str) -> tuple[int, str, str]:
+        code = main(["inspect", model.format(nets=nets), *(option.format(nets=nets) for option in options)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return inspected
+
+
+# -- inspect -----------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_header_tree_frozen_axes_and_certificate(run: Inspect, nets: str) -> None:
+    code, out, err = run("{nets}:mlp")
+    assert (code, err) == (0, "")
+    header, *rest = out.split("\n")
+    assert header.startswith(f"{nets}:mlp · 122 parameters · 2 wires · e^21 permutations · 8 continuous dimensions")
+    assert "98.36% coverage" in header
+    text = "\n".join(rest)
+    assert re.search(r"├── 0 +8  S_8 ⋉ \(R₊\)\^8\n└── 2 +8  S_8 ⋉ {±1}\^8\n", text)
+    assert "frozen: 3 axes" in text
+    assert "2  it is an axis of the model's output (4.weight axis 0, 4.bias axis 0)" in text
+    assert "1  it meets an input of the model (0.weight axis 1)" in text
+    assert re.search(r"✓ certified: outputs change by \d.\de-1\d, .* over 3 random elements in float64", text)
+
+
+def test_the_legend_explains_what_occurs_and_nothing_else(run: Inspect) -> None:
+    _, out, _ = run("{nets}:mlp", "--no-certify")
+    assert "S_n all orders of n indices · R₊ positive scales · {±1} signs · ⋉ together\n" in out
+
+
+def test_repeated_blocks_are_told_once(run: Inspect) -> None:
+    _, out, _ = run("{nets}:blocks", "--no-certify")
+    assert "1 … 6 (×6)\n    └── up" in out
+    assert out.count("up") == 1
+
+
+def test_slots_and_frozen_axes_in_full(run: Inspect) -> None:
+    _, out, _ = run("{nets}:mlp", "--slots", "--frozen", "--no-certify")
+    for line in (
+        "0.weight[axis 0] scaled",
+        "2.weight[axis 1] inverse",
+        "0.weight axis 1: it meets an input of the model",
+    ):
+        assert line in out
+    assert "not certified" in out
+    assert "certified:" not in out
+
+
+def test_an_op_without_a_rule_is_named(run: Inspect) -> None:
+    code, out, _ = run("{nets}:Strange")
+    assert code == 0
+    assert "ops without a rule, what they touch is frozen:" in out
+    assert re.search(r"1  aten.linalg_qr\S* \(first at nets.py:17\)", out)
+    assert "none: only the identity keeps this network's function" in out
+
+
+def test_a_certificate_that_proves_nothing_says_so(run: Inspect) -> None:
+    code, out, _ = run("{nets}:Constant")
+    assert code == 0
+    assert "certificate empty: the outputs do not depend on the weights" in out
+
+
+def test_trials_are_passed_on(run: Inspect) -> None:
+    assert "over 1 random element in float64" in " ".join(run("{nets}:mlp", "--trials", "1")[1].split())
+
+
+def test_continuous_lets_matrices_act(run: Inspect) -> None:
+    plain, continuous = (json.loads(run("{nets}:linear", "--json", *more)[1]) for more in ([], ["--continuous"]))
+    assert [w["group"] for w in plain["wires"]] == ["S_5 ⋉ (R*)^5"]
+    assert [w["group"] for w in continuous["wires"]] == ["GL(5)"]
+    assert continuous["certificate"]["ok"]
+
+
+def test_json_holds_everything(run: Inspect, nets: str) -> None:
+    code, out, err = run("{nets}:mlp", "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert found["model"] == f"{nets}:mlp"
+    assert (found["parameters"], found["inputs"]) == (122, ["float32 2×3"])
+    assert [(w["name"], w["size"], w["group"]) for w in found["wires"]] == [
+        ("0", 8, "S_8 ⋉ (R₊)^8"),
+        ("2", 8, "S_8 ⋉ {±1}^8"),
+    ]
+    assert {"what": "0.weight axis 1", "reason": "it meets an input of the model"} in found["frozen"]
+    assert found["certificate"]["ok"] is True
+    assert set(found["certificate"]["per_wire"]) == {"0", "2"}
+    assert 0.98 < found["coverage"] < 0.99
+    assert (found["dimension"], found["unsupported"]) == (8, [])
+    assert json.loads(run("{nets}:mlp", "--json", "--no-certify")[1])["certificate"] is None
+
+
+def test_svg_is_written_where_asked(run: Inspect, tmp_path: Path) -> None:
+    path = tmp_path / "pictures" / "mlp.svg"
+    assert run("{nets}:mlp", "--svg", str(path))[0] == 0
+    root = ElementTree.parse(path).getroot()
+    assert root.tag.endswith("svg")
+    assert {g.get("data-wire") for g in root.iter() if g.get("data-wire")} == {"0", "2"}
+
+
+def test_weights_are_loaded(run: Inspect, tmp_path: Path) -> None:
+    shapes = {
+        "0.weight": (8, 3),
+        "0.bias": (8,),
+        "2.weight": (8, 8),
+        "2.bias": (8,),
+        "4.weight": (2, 8),
+        "4.bias": (2,),
+    }
+    save_file({name: torch.randn(shape) for name, shape in shapes.items()}, tmp_path / "w.safetensors")
+    assert run("{nets}:mlp", "--weights", str(tmp_path / "w.safetensors"))[0] == 0
+
+
+# -- exit codes --------------------------------------------------------------------------------------------------------
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Let every certificate come out with some changes."""
+    honest = Symmetry.certify
+    monkeypatch.setattr(Symmetry, "certify", lambda *args, **kwargs: replace(honest(*args, **kwargs), **changes))
+
+
+def test_a_failed_certificate_exits_with_1(run: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, ok=False, max_error=0.25)
+    code, out, _ = run("{nets}:mlp")
+    assert code == 1
+    assert "✗ not a symmetry: outputs change by 2.5e-01" in out
+    code, out, _ = run("{nets}:mlp", "--json")
+    assert (code, json.loads(out)["certificate"]["ok"]) == (1, False)
+
+
+def test_an_infinite_error_is_still_json(run: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, ok=False, max_error=float("inf"))
+    assert json.loads(run("{nets}:mlp", "--json")[1])["certificate"]["max_error"] == "inf"
+
+
+def test_what_broke_is_told_with_its_place(run: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Broken("aten.relu.default", "nets.py:8 in 1", ("0", "2", "3", "4", "5"), 0.5)
+    failing(monkeypatch, broken=(broken,))
+    code, out, _ = run("{nets}:mlp")
+    assert code == 0
+    assert "broke at aten.relu.default (nets.py:8 in 1) by 5.0e-01; frozen there: 0, 2, 3 and 2 more" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["keras:net"], "The model 'keras:net' was asked for, but a model is named in one of these ways"),
+        (["nowhere.py:mlp"], "there is no file nowhere.py"),
+        (["{nets}:cnn"], "A function 'cnn' was asked for"),
+        (["{nets}:mlp", "--weights", "nowhere.safetensors"], "there is no such file"),
+        (["{nets}:mlp", "--input", "3by4"], "The input '3by4' is not understood"),
+        (["{nets}:mlp", "--input", "2x5"], "was called with float32 2×5, and its forward raised RuntimeError: mat1"),
+        (["{nets}:mlp", "--input", "int:2x3"], "was called with int64 2×3, and its forward raised RuntimeError: mat1"),
+        (["{nets}:mlp", "--svg", "{nets}/mlp.svg"], "could not be written"),
+    ],
+)
+def test_a_users_error_exits_with_2_and_a_message_alone(run: Inspect, arguments: list[str], message: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("intertwine: ")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_weights_of_another_network(run: Inspect, tmp_path: Path) -> None:
+    save_file({"0.weight": torch.zeros(9, 3)}, tmp_path / "w.safetensors")
+    code, _, err = run("{nets}:mlp", "--weights", str(tmp_path / "w.safetensors"))
+    assert code == 2
+    assert "do not fit Sequential: 5 missing from the file: 0.bias" in err
+    assert "1 of another shape: 0.weight (file (9, 3), model (8, 3))" in err
+
+
+def test_a_pickle_that_would_run_code_is_refused(run: Inspect, tmp_path: Path) -> None:
+    torch.save({"0.weight": print}, tmp_path / "w.pt")
+    code, _, err = run("{nets}:mlp", "--weights", str(tmp_path / "w.pt"))
+    assert code == 2
+    assert "was refused: reading it could run code" in err
+
+
+def test_a_certificate_too_large_for_the_machine(run: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "physical_memory", lambda: 1000)
+    code, _, err = run("{nets}:mlp")
+    assert code == 2
+    assert "Pass --no-certify" in err
+    assert run("{nets}:mlp", "--no-certify")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["inspect"], ["inspect", "a", "--trials", "0"], ["demo", "--in", "x"]]
+)
+def test_a_malformed_command_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 2
+    assert "usage: intertwine" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["--version"])
+    assert exit.value.code == 0
+    assert re.fullmatch(r"intertwine \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("package", "extra"), [("rich", "cli"), ("sklearn", "data")])
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str, extra: str
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(cli, "import_module", missing)
+    assert main(["demo"]) == 2
+    assert f"needs the package {package}: pip install 'intertwine[{extra}]'" in capsys.readouterr().err
+
+
+def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", interrupted)
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err == "intertwine: stopped\n"
+
+
+# -- as a program ------------------------------------------------------------------------------------------------------
+
+
+def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-m", "intertwine.cli", *arguments]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, check=False)
+
+
+def test_json_of_the_program_is_json_alone(nets: str) -> None:
+    done = program("inspect", f"{nets}:mlp", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads(done.stdout)["wires"]) == 2
+
+
+def test_an_error_of_the_program_is_one_message() -> None:
+    done = program("inspect", "keras:net")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("intertwine: The model 'keras:net'")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.models
+def test_a_library_model_end_to_end(run: Inspect) -> None:
+    code, out, _ = run("timm:test_resnet")
+    assert code == 0
+    assert out.startswith("timm:test_resnet · ")
+    assert "✓ certified" in out
+
+
+# -- demo --------------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Collects the tags, the addresses and the text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [v or "" for name, v in attrs if name in ("src", "href", "data", "action", "srcset")]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_demo_tells_the_story_and_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    assert main(["demo", "--out", str(tmp_path / "out")]) == 0
+    assert torch.get_num_threads() == threads
+    out = capsys.readouterr().out
+    table = out.split("accuracy on the test images\n")[1]
+    accuracies = [float(percent) for percent in re.findall(r"^\D+ (\d+\.\d)%$", table, re.MULTILINE)]
+    first, second, moved, mean, self_mean = accuracies
+    assert min(first, second) > 95
+    assert moved == first
+    assert max(mean, self_mean) < min(first, second) - 5
+    assert "Of 360 predictions, 0 changed" in " ".join(out.split())
+    assert "✓ certified" in out
+    svg = (tmp_path / "out" / "symmetry.svg").read_text(encoding="utf-8")
+    assert {g.get("data-wire") for g in ElementTree.fromstring(svg.encode()).iter() if g.get("data-wire")} == {
+        *("conv1", "conv2", "hidden")
+    }
+    report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    page = Page(report)
+    assert page.addresses == []
+    assert {"svg", "table", "h1"} <= set(page.tags)
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert re.findall(r"https?://[^\"]+", report) == ["http://www.w3.org/2000/svg"], "nothing is loaded from elsewhere"
+    for accuracy in accuracies:
+        assert f"{accuracy}%" in page.words
+
+
+def test_demo_fails_with_its_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    honest = demo.tell
+    monkeypatch.setattr(demo, "tell", lambda data, advance: honest(data, advance, epochs=1))
+    failing(monkeypatch, ok=False)
+    assert main(["demo", "--out", str(tmp_path)]) == 1
+    assert "✗ not a symmetry" in capsys.readouterr().out
+    assert "The symmetry does not hold" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_digits_are_real_and_cut_once() -> None:
+    data = digits.digits()
+    assert data.images.shape == (1437, 1, 8, 8)
+    assert data.test_images.shape == (360, 1, 8, 8)
+    assert (float(data.images.min()), float(data.images.max())) == (0.0, 1.0)
+    assert torch.equal(data.test_images, digits.digits().test_images)
+    assert set(data.test_labels.tolist()) == set(range(10))
+
+
+def test_training_repeats_and_leaves_the_random_numbers_alone() -> None:
+    data = digits.digits()
+    state = torch.get_rng_state()
+    first, second = (digits.train(data, 4, lambda: None, epochs=1) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert demo.distance(first, second) == 0
+    middle = demo.average(first, digits.train(data, 5, lambda: None, epochs=1))
+    assert 0 < demo.distance(first, middle) < 1
