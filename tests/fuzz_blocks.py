@@ -208,11 +208,19 @@ def prelu(pick: Pick, x: Tensor) -> nn.Module:
     return nn.PReLU(pick(width_of(x), 1))
 
 
+class AlwaysTraining(nn.BatchNorm2d):
+    """Batch norm with the statistics of the batch, which writes its running statistics in every forward."""
+
+    def train(self, mode: bool = True) -> AlwaysTraining:
+        return super().train(True)
+
+
 @hazard("any")
 def batch_norm(pick: Pick, x: Tensor) -> nn.Module:
     options = {"affine": pick(True, True, False), "eps": pick(1e-5, 1e-2)}
     if x.ndim == 4:
-        return nn.BatchNorm2d(width_of(x), track_running_stats=pick(True, True, True, False), **options)
+        kind = pick(nn.BatchNorm2d, nn.BatchNorm2d, nn.BatchNorm2d, AlwaysTraining)
+        return kind(width_of(x), track_running_stats=pick(True, True, True, False), **options)
     norm = nn.BatchNorm1d(width_of(x), **options)
     if pick(True, False):
         return Fn(lambda m, x: m.norm(x.transpose(1, 2)).transpose(1, 2), norm=norm)
@@ -510,7 +518,7 @@ def reorder(pick: Pick, x: Tensor) -> nn.Module:
     axis, n = axis_of(x), width_of(x)
     cut = pick(n // 2, 1, n // 3, n - 1)
     fn = pick(lambda v: v, torch.relu, torch.tanh, torch.neg)
-    style = pick("swap", "narrow", "step", "drop", "double", "three", "mirror")
+    style = pick("swap", "narrow", "step", "drop", "double", "three", "mirror", "overlap", "cross")
 
     def forward(m: Any, x: Tensor) -> Tensor:
         a, b = x.narrow(axis, 0, cut), x.narrow(axis, cut, n - cut)
@@ -525,6 +533,11 @@ def reorder(pick: Pick, x: Tensor) -> nn.Module:
             return torch.cat([a, fn(x)], axis)
         if style == "three":
             return torch.cat([fn(x.narrow(axis, n - 1, 1)), x.narrow(axis, 1, n - 2), x.narrow(axis, 0, 1)], axis)
+        if style == "overlap":
+            return x.narrow(axis, 0, n - 1) + fn(x.narrow(axis, 1, n - 1))
+        if style == "cross":
+            pieces = x.split(2, axis)
+            return torch.cat([fn(pieces[0]), *pieces[::-1]], axis)
         if style == "mirror":
             return torch.cat([x.narrow(axis, 0, n // 2) + fn(x.narrow(axis, n - n // 2, n // 2)), x], axis)
         return torch.cat([b, fn(a)], axis)
@@ -888,7 +901,8 @@ def made_weight(pick: Pick, x: Tensor) -> nn.Module:
     """Weight standardisation, weight norm, spectral norm, a parametrisation, masks, low rank, hyper-convolution."""
     n, out, axis = width_of(x), pick.width(), axis_of(x)
     layer = mix(x, out)
-    style = pick("standard", "weight_norm", "old_norm", "spectral", "symmetric", "mask", "softmax", "lora", "routed", "normal", "outer", "kron", "slow")
+    style = pick("standard", "weight_norm", "old_norm", "spectral", "symmetric", "mask", "softmax", "lora", "routed", "normal", "outer", "kron",
+                 "slow", "list", "joined", "flip", "tril", "repeat", "padded", "gathered", "sorted")
 
     def apply(m: Any, x: Tensor, w: Tensor) -> Tensor:
         return F.linear(x.movedim(axis, -1), w.flatten(1), m.layer.bias).movedim(-1, axis)
@@ -920,12 +934,30 @@ def made_weight(pick: Pick, x: Tensor) -> nn.Module:
         bank = {"a": param(2, pick.divisor(n)), "b": None}
         bank["b"] = param(3, n // bank["a"].shape[1])
         return Fn(lambda m, x: F.linear(x.movedim(axis, -1), torch.kron(m.a, m.b)).movedim(-1, axis), **bank)
+    if style == "list":
+        bank = nn.ParameterList([param(n) for _ in range(out)])
+        return Fn(lambda m, x: apply(m, x, torch.stack(list(m.bank))), layer=_bias_only(out), bank=bank)
+    if style == "joined":
+        return Fn(lambda m, x: apply(m, x, torch.cat([m.a, m.layer.weight.flatten(1)[1:]])), layer=layer, a=param(1, n))
+    if style in ("flip", "tril", "sorted"):
+        fn = {"flip": lambda w: w.flip(0), "tril": torch.tril, "sorted": lambda w: w.sort(1)[0]}[style]
+        return Fn(lambda m, x: apply(m, x, fn(m.layer.weight.flatten(1))), layer=layer)
+    if style == "repeat":
+        return Fn(lambda m, x: apply(m, x, m.row.repeat(out, 1)), layer=_bias_only(out), row=param(1, n))
+    if style == "padded" and n > 1:
+        return Fn(lambda m, x: apply(m, x, F.pad(m.w, (0, 1))), layer=_bias_only(out), w=param(out, n - 1))
+    if style == "gathered":
+        return Fn(lambda m, x: apply(m, x, m.bank[m.index]), layer=_bias_only(out), bank=param(4, n), index=torch.arange(out) % 4)
     if style == "slow":
         made = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, out * n))
         return Fn(lambda m, x: apply(m, x, m.made(m.code).view(out, n)), layer=mix(x, out), made=made, code=param(3)) if out > 1 else layer
     if style == "normal":
         return Fn(lambda m, x: apply(m, F.normalize(x, dim=axis), F.normalize(m.layer.weight.flatten(1), dim=1)), layer=layer)
     return Fn(lambda m, x: apply(m, x, _standardised(m.layer.weight.flatten(1)) * m.gain), layer=layer, gain=param(out, 1))
+
+
+def _bias_only(out: int) -> nn.Module:
+    return Fn(lambda m, x: x, bias=param(out))
 
 
 def _standardised(w: Tensor) -> Tensor:
@@ -990,6 +1022,86 @@ def along_tokens(pick: Pick, x: Tensor) -> nn.Module:
         lambda m, x: x[:, torch.arange(n) % max(1, n - 1)],
     )
     return Fn(fn)
+
+
+@hazard("tokens")
+def pooled(pick: Pick, x: Tensor) -> nn.Module:
+    """One vector per example for a while: dense layers and batch norm over it, outer sums with the tokens."""
+    c, hidden = width_of(x), pick.width()
+    fn = pick(*ACTIVATIONS)
+    read = pick(lambda x: x.mean(1), lambda x: x.amax(1), lambda x: x[:, 0], lambda x: x[:, -1] - x.mean(1))
+    style = pick("alone", "norm", "add", "scale", "film")
+    out = {"alone": hidden, "norm": hidden, "film": 2 * c}.get(style, c)
+    body = nn.Sequential(nn.Linear(c, hidden), *([nn.BatchNorm1d(hidden)] if style == "norm" else []), Fn(lambda m, x: fn(x)), nn.Linear(hidden, out))
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.body(read(x)).unsqueeze(1)
+        if style == "film":
+            scale, shift = y.chunk(2, -1)
+            return x * (1 + scale) + shift
+        return x + y if style == "add" else x * y if style == "scale" else y
+
+    return Fn(forward, body=body)
+
+
+@hazard("tokens")
+def views(pick: Pick, x: Tensor) -> nn.Module:
+    """A random walk of views: split, swap and join axes, slice them, and now and then meet a parameter."""
+    steps: list[tuple[str, int, int]] = []
+    parts: dict[str, Any] = {}
+    y = x
+    for k in range(pick(2, 3, 4, 5)):
+        step = _view_step(pick, y, k, parts)
+        steps.append(step)
+        y = _take(step, y, parts)
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        for step in steps:
+            x = _take(step, x, m)
+        return x.reshape(x.shape[0], -1, x.shape[-1])
+
+    return Fn(forward, **parts)
+
+
+def _view_step(pick: Pick, y: Tensor, k: int, parts: dict[str, Any]) -> tuple[str, int, int]:
+    kind = pick("split", "swap", "join", "narrow", "add", "mul", "relu", "tanh", "mean", "mix", "flatten", "stack")
+    axis = 1 + pick(1, 0, 2, 3) % (y.ndim - 1)
+    size = y.shape[axis]
+    if kind == "split":
+        return kind, axis, pick.divisor(size)
+    if kind == "swap":
+        return kind, axis, 1 + pick(0, 1, 2, 3) % (y.ndim - 1)
+    if kind == "narrow":
+        return kind, axis, pick(size - size // 2, 1, max(1, size - 1))
+    if kind in ("add", "mul"):
+        parts[f"p{k}"] = param(size, *[1] * (y.ndim - 1 - axis))
+    if kind == "mix":
+        parts[f"p{k}"] = param(size, pick(2, 3, 4, 6))
+    return kind, axis, k
+
+
+def _take(step: tuple[str, int, int], x: Tensor, parts: Any) -> Tensor:
+    kind, axis, k = step
+    p = (parts.get if isinstance(parts, dict) else lambda name: getattr(parts, name, None))(f"p{k}")
+    if kind == "split":
+        return x.unflatten(axis, (k, -1)) if x.ndim < 6 else x
+    if kind == "swap":
+        return x.transpose(axis, k)
+    if kind == "join":
+        return x.flatten(axis - 1 if axis == x.ndim - 1 and axis > 1 else axis, min(axis + (axis < x.ndim - 1), x.ndim - 1)) if x.ndim > 3 else x
+    if kind == "narrow":
+        return x.narrow(axis, x.shape[axis] - k, k)
+    if kind in ("add", "mul") and p is not None:
+        return x + p if kind == "add" else x * p
+    if kind in ("relu", "tanh"):
+        return getattr(torch, kind)(x)
+    if kind == "mean":
+        return x.mean(axis) if x.ndim > 3 else x - x.mean(axis, keepdim=True)
+    if kind == "mix" and p is not None:
+        return (x.movedim(axis, -1) @ p).movedim(-1, axis)
+    if kind == "flatten":
+        return x.reshape(x.shape[0], -1, x.shape[-1])
+    return torch.stack([x, x.flip(1)], axis).flatten(axis, axis + 1) if x.shape[axis] < 13 else x
 
 
 @hazard("tokens")

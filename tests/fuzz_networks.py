@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import intertwine as it
 
 BATCH = 2
-CHOICES = 2**24
+CHOICES = 2**40
 KINDS = tuple(HAZARDS)
 TOLERANCE = 1e-9
 OWN_TOLERANCE = 1e-8
@@ -80,16 +80,19 @@ def walk(blocks: Sequence[Block]) -> Iterator[Block]:
 
 def _blocks(nesting: int) -> st.SearchStrategy[tuple[Block, ...]]:
     kinds = st.sampled_from([k for k in KINDS if nesting or not HAZARDS[k].nests])
-    return st.lists(kinds.flatmap(lambda kind: _block(kind, nesting)), max_size=2 if nesting < 2 else 5).map(tuple)
+    least, most = (1, 4) if nesting == 2 else (0, 2)
+    return st.lists(kinds.flatmap(lambda kind: _block(kind, nesting)), min_size=least, max_size=most).map(tuple)
 
 
 def _block(kind: str, nesting: int) -> st.SearchStrategy[Block]:
     inner = st.tuples(*[_blocks(nesting - 1)] * HAZARDS[kind].nests)
-    return st.builds(Block, st.just(kind), st.integers(0, CHOICES), inner)
+    byte = st.integers(0, 255)  # five small numbers are drawn more evenly than a large one, and shrink one by one
+    choices = st.tuples(*[byte] * 5).map(bytes).map(lambda digits: int.from_bytes(digits, "little"))
+    return st.builds(Block, st.just(kind), choices, inner)
 
 
 def networks() -> st.SearchStrategy[Network]:
-    """Networks of up to five blocks, each with up to two blocks inside, twice over."""
+    """Networks of up to four blocks, each with up to two blocks inside, twice over."""
     return st.builds(
         Network,
         blocks=_blocks(2),
@@ -285,12 +288,12 @@ def check(network: Network, control: bool = False) -> Verdict:
 
 def check_module(model: nn.Module, x: Tensor, seed: int = 0, control: bool = False, continuous: bool = False) -> Verdict:
     """The same check on any module with one input; errors pass through."""
-    before, given = {k: v.clone() for k, v in model.state_dict().items()}, x.clone()
+    before, given, mode = {k: v.clone() for k, v in model.state_dict().items()}, x.clone(), model.training
     sym = it.symmetry(model, x, continuous=continuous)
     cert = sym.certify(model, x, trials=2, seed=seed)
     coverage, wires = sym.coverage(model), len(sym.wires)
     touched = [k for k, v in model.state_dict().items() if not torch.equal(v, before[k])]
-    if touched or not torch.equal(x, given) or model.training:
+    if touched or not torch.equal(x, given) or model.training != mode:
         return Verdict("silently wrong", f"the model or its input was changed: {touched}")
     if cert.broken:
         detail = "; ".join(f"{b.op} at {b.place}: {b.error:.1e}" for b in cert.broken)
@@ -307,6 +310,10 @@ def check_module(model: nn.Module, x: Tensor, seed: int = 0, control: bool = Fal
     law = _law(sym, g, own, seed)
     if law > OWN_TOLERANCE:
         return Verdict("silently wrong", f"the group law fails on the parameters by {law:.1e}", law, coverage, wires)
+    if not continuous:  # with folded norm weights the features of the model itself are others
+        name, off = _features(sym, g, own, moved, x)
+        if off > 1e3 * OWN_TOLERANCE:
+            return Verdict("silently wrong", f"the features at {name} are off by {off:.1e}", off, coverage, wires)
     return Verdict("right", "", error, coverage, wires, _control(own, moved, x, reference, seed) if control else None)
 
 
@@ -316,6 +323,31 @@ def _law(sym: Any, g: Any, model: nn.Module, seed: int) -> float:
     start = sym.act(sym.identity(), model)
     pairs = [(sym.act(g @ h, model), sym.act(g, sym.act(h, model))), (start, sym.act(g.inverse(), sym.act(g, model)))]
     return max(_gap(list(a.state_dict().values()), list(b.state_dict().values())) for a, b in pairs)
+
+
+def _features(sym: Any, g: Any, own: nn.Module, moved: nn.Module, x: Tensor) -> tuple[str, float]:
+    """The module at which hidden features are furthest from what `act_on_features` says they should be, and how far."""
+    before, after = _record(own, x), _record(moved, x)
+    worst = ("", 0.0)
+    for name, features in before.items():
+        if name in sym._discovery.graph.sites:
+            gap = _gap([sym.act_on_features(g, name, features)], [after[name]])
+            worst = max(worst, (name, gap), key=lambda pair: pair[1])
+    return worst
+
+
+def _record(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """What every module that is called once returns, by its path."""
+    seen: dict[str, list[Any]] = {}
+    hooks = [
+        module.register_forward_hook(lambda _m, _in, out, name=name: seen.setdefault(name, []).append(out.clone() if isinstance(out, Tensor) else None))
+        for name, module in model.named_modules()
+        if name
+    ]
+    _outputs(model, x)
+    for hook in hooks:
+        hook.remove()
+    return {name: outs[0] for name, outs in seen.items() if len(outs) == 1 and isinstance(outs[0], Tensor)}
 
 
 def _outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -404,7 +436,7 @@ def _smaller_lists(blocks: tuple[Block, ...]) -> Iterator[tuple[Block, ...]]:
 def _smaller_numbers(n: int) -> Iterator[int]:
     """Fewer choices first: leave out the last ones, then make single ones plainer."""
     seen = {n}
-    for base in (1, 2, 8, 64, 512, 4096):
+    for base in (1, 2, 8, 64, 512, 4096, 2**16, 2**20, 2**26):
         if n % base not in seen:
             seen.add(n % base)
             yield n % base

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from intertwine import cli
 from intertwine.cli import main
 from intertwine.commands import demo, digits, inspect
-from intertwine.symmetry.certify import Broken
+from intertwine.symmetry.certificate import Broken, Certificate
 from intertwine.symmetry.symmetry import Symmetry
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -113,11 +113,7 @@ def test_repeated_blocks_are_told_once(run: Inspect) -> None:
 
 def test_slots_and_frozen_axes_in_full(run: Inspect) -> None:
     _, out, _ = run("{nets}:mlp", "--slots", "--frozen", "--no-certify")
-    for line in (
-        "0.weight[axis 0] scaled",
-        "2.weight[axis 1] inverse",
-        "0.weight axis 1: it meets an input of the model",
-    ):
+    for line in ("├── 0.weight[axis 0] ", "└── 2.weight[axis 1] ", "  0.weight axis 1: it meets an input of the model"):
         assert line in out
     assert "not certified" in out
     assert "certified:" not in out
@@ -216,6 +212,18 @@ def test_what_broke_is_told_with_its_place(run: Inspect, monkeypatch: pytest.Mon
     code, out, _ = run("{nets}:mlp")
     assert code == 0
     assert "broke at aten.relu.default (nets.py:8 in 1) by 5.0e-01; frozen there: 0, 2, 3 and 2 more" in out
+
+
+def test_what_is_shown_is_what_the_certificate_left(run: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Symmetry.certify
+
+    def without_relu(self: Symmetry, *args: Any, **kwargs: Any) -> Certificate:
+        call = next(c.name for c in self._discovery.graph.program.calls if "relu" in c.op)
+        return replace(honest(self, *args, **kwargs), symmetry=self._distrusting(call))
+
+    monkeypatch.setattr(Symmetry, "certify", without_relu)
+    assert [w["name"] for w in json.loads(run("{nets}:mlp", "--json")[1])["wires"]] == ["2"]
+    assert "· 1 wire ·" in run("{nets}:mlp")[1]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Some rooms bear the name of their main verb (`intertwine.symmetry`); the verb is what users reach, not the room."""
+    """Some rooms bear the name of their main verb (`intertwine.symmetry`); users reach the verb, not the room."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

@@ -23,7 +23,7 @@ from intertwine.commands.inspect import write
 from intertwine.report import page as html
 from intertwine.report.outline import outline
 from intertwine.report.wire_graph import wire_graph
-from intertwine.symmetry.certify import Certificate
+from intertwine.symmetry.certificate import Certificate
 from intertwine.symmetry.symmetry import Symmetry, symmetry
 
 NAME = "CNN on 1,797 handwritten digits"

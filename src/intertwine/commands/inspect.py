@@ -16,7 +16,7 @@ from intertwine.errors import InputError
 from intertwine.models import Loaded, load
 from intertwine.models.huggingface import physical_memory
 from intertwine.report.wire_graph import wire_graph
-from intertwine.symmetry.certify import Certificate
+from intertwine.symmetry.certificate import Certificate
 from intertwine.symmetry.symmetry import Symmetry, symmetry
 
 #: A certificate holds the model, a copy of it in float64 and a moved copy of that: five times its size in float32.

@@ -13,7 +13,7 @@ from rich.tree import Tree
 from torch import nn
 
 from intertwine.report.outline import Line, Section, outline, reasons, title
-from intertwine.symmetry.certify import Certificate
+from intertwine.symmetry.certificate import Certificate
 from intertwine.symmetry.symmetry import Symmetry
 
 #: What the parts of a group mean, in the order in which they are explained.

@@ -69,7 +69,7 @@ class Sum:
         return sum(t.size for t in self.terms)
 
 
-Axis = Union[Atom, Fixed, Product, Sum]
+Axis = Union[Atom, Fixed, Product, Sum]  # noqa: UP007  (the names are defined through each other)
 
 
 def resolve(axis: Axis) -> Axis:
@@ -256,18 +256,23 @@ def unify(a: Axis, b: Axis, reason: str) -> None:
         return
     if isinstance(a, Fixed) or isinstance(b, Fixed):
         fixed, other = (a, b) if isinstance(a, Fixed) else (b, a)
-        freeze(other, getattr(fixed, "why", "") or reason)
+        freeze(other, (fixed.why if isinstance(fixed, Fixed) else "") or reason)
     elif isinstance(a, Atom) or isinstance(b, Atom):
-        atom, other = (a, b) if isinstance(a, Atom) else (b, a)
-        if atom.frozen:
-            freeze(other, atom.frozen)
-        elif isinstance(other, Atom) and other.frozen:
-            atom.frozen = other.frozen
-        atom.bound = other
+        _bind(a, b) if isinstance(a, Atom) else _bind(b, a)
     elif isinstance(a, Product) and isinstance(b, Product):
         _unify_products(list(a.factors), list(b.factors), reason)
     else:
         _unify_sums(a, b, reason)
+
+
+def _bind(atom: Axis, other: Axis) -> None:
+    """Let an atom be another axis from now on; whichever of the two is frozen freezes the other."""
+    assert isinstance(atom, Atom)
+    if atom.frozen:
+        freeze(other, atom.frozen)
+    elif isinstance(other, Atom) and other.frozen:
+        atom.frozen = other.frozen
+    atom.bound = other
 
 
 def _unify_products(left: list[Axis], right: list[Axis], reason: str) -> None:

@@ -16,8 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,99 +24,15 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from intertwine.errors import CaptureError, InputError
+from intertwine.graph.program import Call, Program, Ref, Source
 
 #: Ops that draw random numbers: a forward that runs one is not a function, so it has no symmetry to speak of.
 RANDOM_OPS = frozenset(
-    "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform uniform_ "
-    "multinomial poisson exponential_ rrelu native_dropout".split()
+    "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform "
+    "uniform_ multinomial poisson exponential_ rrelu native_dropout".split()
 )
 #: Context wrappers whose body is run as it is: name of the higher-order op → position of the body among its arguments.
 CONTEXT_WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A use of the value called `name`."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """One op: `target(*args, **kwargs)`, its results named `name`, with shapes, source line and module path."""
-
-    name: str
-    target: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    shapes: tuple[tuple[int, ...] | None, ...]  # one per result tensor; None for a result that is not a tensor
-    dtype: torch.dtype | None
-    where: str
-    path: str
-
-    @property
-    def place(self) -> str:
-        """Where the call stands, for a reader: `model.py:12` or `layer1.conv2`, or both."""
-        return " in ".join(x for x in (self.where, self.path) if x) or "the model's forward"
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """Names of the values the call takes."""
-        return frozenset(_names((self.args, dict(self.kwargs))))
-
-    @property
-    def inplace(self) -> bool:
-        """Whether the first argument is written to."""
-        schema = getattr(self.target, "_schema", None)
-        return schema is not None and bool(schema.arguments) and bool(schema.arguments[0].is_write)
-
-    @property
-    def may_alias(self) -> bool:
-        """Whether the result may share storage with the first argument (inactive dropout returns its input)."""
-        schema = getattr(self.target, "_schema", None)
-        return schema is None or "dropout" in schema.name or any(r.alias_info is not None for r in schema.returns)
-
-    @property
-    def op(self) -> str:
-        return self.target.__name__ if self.target is operator.getitem else str(self.target)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A tensor that enters the graph: a parameter, a buffer, a constant or an input of the model."""
-
-    name: str
-    kind: str  # "parameter" | "buffer" | "constant" | "input"
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    target: str | None = None  # qualified name of the parameter or buffer; tied tensors share the first of their names
-    moves: bool = False  # whether a group element may change it
-    tensor: Tensor | None = field(default=None, compare=False)  # the value of a constant
-
-
-@dataclass(frozen=True)
-class Program:
-    """The captured forward: what enters, the calls in order, what leaves."""
-
-    sources: tuple[Source, ...]
-    calls: tuple[Call, ...]
-    outputs: tuple[Ref, ...]
-    training: bool
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def written_sources(self) -> frozenset[str]:
-        """Names of the sources that some call writes to in place, directly or through a view."""
-        home = {source.name: source.name for source in self.sources}
-        written = set()
-        for call in self.calls:
-            first = call.args[0] if call.args and isinstance(call.args[0], Ref) else None
-            if first is not None and first.name in home and call.may_alias:
-                home[call.name] = home[first.name]
-                if call.inplace:
-                    written.add(home[first.name])
-        return frozenset(written)
 
 
 def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Program:
@@ -151,7 +66,7 @@ def fresh_copy(model: nn.Module) -> nn.Module:
 
 
 def _with_marked_outputs(model: nn.Module) -> nn.Module:
-    """Let every submodule end in a call of its own, an alias of its (first) output, so that its features can be found."""
+    """Let every submodule end in an alias of its (first) output: a call of its own, by which its features are found."""
 
     def mark(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         leaves, structure = tree_flatten(output)
@@ -185,21 +100,26 @@ def check_model(model: nn.Module) -> None:
             "Pass the model object itself; load a checkpoint into its module first (model.load_state_dict)."
         )
     for module in model.modules():
-        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
+        if type(module).__module__.startswith(
+            ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+        ):
             raise InputError(
-                f"The model holds a quantised layer ({type(module).__name__}); its integer weights have no continuous "
+                f"The model holds a quantised layer ({type(module).__name__}); its integer weights have no "
+                f"continuous "
                 "symmetry and cannot be moved. Analyse the float model before it is quantised."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise InputError(
-                f"Parameter {name!r} lies on the meta device and has no values. Materialise the model first, for example "
+                f"Parameter {name!r} lies on the meta device and has no values. Materialise the model first, "
+                f"for example "
                 "model.to_empty(device='cpu') and load a state dict."
             )
         if parameter.is_quantized or not parameter.dtype.is_floating_point:
             kind = "complex" if parameter.dtype.is_complex else "not floating point"
             raise InputError(
-                f"Parameter {name!r} is {kind} ({parameter.dtype}); only real floating-point parameters are supported. "
+                f"Parameter {name!r} is {kind} ({parameter.dtype}); only real floating-point parameters are "
+                f"supported. "
                 "Store complex weights as two real tensors, and integer tables as buffers."
             )
 
@@ -242,24 +162,30 @@ def quiet_forward() -> Iterator[None]:
 
 def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
     """The user's view of a failed export: were the inputs wrong, or does the forward do what cannot be captured?"""
-    given = ", ".join([*(_describe(a) for a in args), *(f"{k}={_describe(v)}" for k, v in kwargs.items())]) or "no inputs"
+    given = (
+        ", ".join([*(_describe(a) for a in args), *(f"{k}={_describe(v)}" for k, v in kwargs.items())]) or "no inputs"
+    )
     line = _user_line(error)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     try:
         with quiet_forward(), torch.no_grad():
             model(*args, **kwargs)
-    except Exception as plain:
+    except Exception as plain:  # noqa: BLE001  (a user's forward may raise anything, and its words are handed on)
         reason = str(plain).strip().splitlines()[0] if str(plain).strip() else type(plain).__name__
         return InputError(
-            f"{type(model).__name__} was called with {given}, and its own forward raised {type(plain).__name__}: {reason} "
-            f"(at {_user_line(plain)}). Pass example inputs the model accepts: intertwine.symmetry(model, *args, **kwargs) "
+            f"{type(model).__name__} was called with {given}, and its own forward raised "
+            f"{type(plain).__name__}: {reason} "
+            f"(at {_user_line(plain)}). Pass example inputs the model accepts: intertwine.symmetry(model, "
+            f"*args, **kwargs) "
             "calls model(*args, **kwargs)."
         )
     text = str(error).lower()
     if "data-dependent" in text or "unbacked" in text or "guard" in text:
         return CaptureError(
-            f"{type(model).__name__} decides by the values of its data at {line}: {first} Shapes and branches must not depend "
-            "on data. Capture the part before or after that line as a module of its own, or replace the branch by torch.where."
+            f"{type(model).__name__} decides by the values of its data at {line}: {first} Shapes and branches "
+            f"must not depend "
+            "on data. Capture the part before or after that line as a module of its own, or replace the branch "
+            "by torch.where."
         )
     return CaptureError(
         f"{type(model).__name__} could not be captured with {given}; torch.export stopped at {line}: {first} "
@@ -268,7 +194,11 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
 
 
 def _describe(value: Any) -> str:
-    return f"{value.dtype}{tuple(value.shape)}".replace("torch.", "") if isinstance(value, Tensor) else type(value).__name__
+    return (
+        f"{value.dtype}{tuple(value.shape)}".replace("torch.", "")
+        if isinstance(value, Tensor)
+        else type(value).__name__
+    )
 
 
 def _user_line(error: BaseException) -> str:
@@ -311,7 +241,9 @@ def _sources(model: nn.Module, exported: torch.export.ExportedProgram) -> Iterat
             yield Source(name, "constant", shape, dtype, tensor=tensor if isinstance(tensor, Tensor) else None)
 
 
-def _inline(module: torch.fx.GraphModule, names: dict[str, str], prefix: str, calls: list[Call], root: torch.fx.GraphModule) -> Any:
+def _inline(
+    module: torch.fx.GraphModule, names: dict[str, str], prefix: str, calls: list[Call], root: torch.fx.GraphModule
+) -> Any:
     """Append the module's calls to `calls`; `names` maps graph names to value names and is filled on the way."""
     result: Any = None
     bodies: dict[str, torch.fx.GraphModule] = {}
@@ -325,7 +257,13 @@ def _inline(module: torch.fx.GraphModule, names: dict[str, str], prefix: str, ca
             wrapper = CONTEXT_WRAPPERS.get(getattr(node.target, "__name__", str(node.target)))
             if wrapper is not None:
                 body = bodies[node.args[wrapper].name]
-                inner = dict(zip((n.name for n in body.graph.nodes if n.op == "placeholder"), (names[a.name] for a in node.args[wrapper + 1 :]), strict=True))
+                inner = dict(
+                    zip(
+                        (n.name for n in body.graph.nodes if n.op == "placeholder"),
+                        (names[a.name] for a in node.args[wrapper + 1 :]),
+                        strict=True,
+                    )
+                )
                 tuples[node.name] = list(_inline(body, inner, f"{prefix}{node.name}.", calls, root))
             elif node.target is operator.getitem and node.args[0].name in tuples:
                 names[node.name] = tuples[node.args[0].name][node.args[1]].name
@@ -341,14 +279,43 @@ def _call(node: torch.fx.Node, name: str, names: dict[str, str]) -> Call:
     for v in values:
         if isinstance(v, Tensor) and not all(isinstance(n, int) for n in v.shape):
             raise CaptureError(
-                f"The forward decides by the values of its data at {_where(node) or _path(node)}: {node.target} returns a tensor of "
+                f"The forward decides by the values of its data at {_where(node) or _path(node)}: {node.target} "
+                f"returns a tensor of "
                 f"shape {tuple(v.shape)}. "
-                "Shapes must be known from the inputs' shapes. Keep all positions and mask them (torch.where), or capture the part "
+                "Shapes must be known from the inputs' shapes. Keep all positions and mask them (torch.where), "
+                "or capture the part "
                 "of the model before that line."
             )
     shapes = tuple(tuple(v.shape) if isinstance(v, Tensor) else None for v in values)
     dtype = next((v.dtype for v in values if isinstance(v, Tensor)), None)
-    return Call(name, node.target, _refs(node.args, names), _refs(dict(node.kwargs), names), shapes, dtype, _where(node), _path(node))
+    return Call(
+        name,
+        cast("Callable[..., Any]", node.target),
+        _refs(node.args, names),
+        _refs(dict(node.kwargs), names),
+        shapes,
+        dtype,
+        _where(node),
+        _path(node),
+        _aliases(node),
+    )
+
+
+def _aliases(node: torch.fx.Node) -> bool:
+    """Whether a result shares the first argument's storage: the schema says which ops may, the storages which do."""
+    schema = getattr(node.target, "_schema", None)
+    first = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
+    if schema is None or first is None:
+        return schema is None
+    if "dropout" in schema.name:  # inactive dropout returns its input, which fake tensors do not show
+        return True
+    if not any(r.alias_info is not None for r in schema.returns):
+        return False
+    before, after = first.meta.get("val"), node.meta.get("val")
+    after = after[0] if isinstance(after, (tuple, list)) and after else after
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return True
+    return before.untyped_storage()._cdata == after.untyped_storage()._cdata
 
 
 def _refs(value: Any, names: dict[str, str]) -> Any:
@@ -359,16 +326,6 @@ def _refs(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, dict):
         return {k: _refs(v, names) for k, v in value.items()}
     return value
-
-
-def _names(value: Any) -> Iterator[str]:
-    if isinstance(value, Ref):
-        yield value.name
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from _names(v)
-    elif isinstance(value, dict):
-        yield from _names(list(value.values()))
 
 
 def _where(node: torch.fx.Node) -> str:

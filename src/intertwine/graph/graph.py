@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from intertwine.errors import RuleError
-from intertwine.graph.capture import Call, Program, Ref, Source
+from intertwine.graph.program import Call, Program, Ref, Source
 from intertwine.graph.registry import find_rule
 from intertwine.graph.tape import Tape, Value
 
@@ -30,7 +30,9 @@ class Graph:
     sites: Mapping[str, str]
 
     def __repr__(self) -> str:
-        return f"Graph({len(self.program)} calls, {len(self.parameters)} parameters and buffers, {len(self.tape.meetings)} meetings)"
+        return (
+            f"Graph({len(self.program)} calls, {len(self.parameters)} parameters, {len(self.tape.meetings)} meetings)"
+        )
 
 
 def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> Graph:
@@ -75,11 +77,15 @@ def _enter(tape: Tape, source: Source, parameters: dict[str, Value]) -> Value:
     floating = source.dtype.is_floating_point
     if source.moves and source.target is not None:
         if source.target not in parameters:
-            parameters[source.target] = tape.value(source.shape, [Atom(n) for n in source.shape], floating, source.target)
+            parameters[source.target] = tape.value(
+                source.shape, [Atom(n) for n in source.shape], floating, source.target
+            )
         return parameters[source.target]
     if source.target is not None:
         return tape.fixed(source.shape, f"it meets the constant buffer {source.target}", floating)
-    return tape.fixed(source.shape, "it meets an input of the model" if source.kind == "input" else "it meets a constant", floating)
+    return tape.fixed(
+        source.shape, "it meets an input of the model" if source.kind == "input" else "it meets a constant", floating
+    )
 
 
 class _Memory:
@@ -132,7 +138,7 @@ def _run(tape: Tape, call: Call, memory: _Memory, distrusted: frozenset[str]) ->
     result = _apply(tape, call, args, kwargs, call.name in distrusted)
     memory.keep(call.name, result)
     first = call.args[0] if call.args and isinstance(call.args[0], Ref) else None
-    if first is not None and call.may_alias:
+    if first is not None and call.aliases:
         memory.share(call.name, first.name)
         if call.inplace and isinstance(result, Value):
             memory.overwrite(first.name, result)
@@ -148,7 +154,9 @@ def _apply(tape: Tape, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     if found is None and not distrusted and torch.Tag.pointwise in getattr(call.target, "tags", ()):
         found = generic_pointwise
     if found is None:
-        why = f"the certificate failed at {tape.here}" if distrusted else f"there is no rule for {call.op} ({call.place})"
+        why = (
+            f"the certificate failed at {tape.here}" if distrusted else f"there is no rule for {call.op} ({call.place})"
+        )
         tape.unsupported.append((call.op, call.place))
         return _pack(call, tape.opaque(inputs, call.shapes, why))
     try:
@@ -156,7 +164,8 @@ def _apply(tape: Tape, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     except (TypeError, ValueError, IndexError, KeyError, AssertionError) as error:
         if not found.__module__.startswith("intertwine."):
             raise RuleError(
-                f"Your rule for {call.op} ({found.__module__}.{found.__name__}) failed on the call at {call.place}: {error}. "
+                f"Your rule for {call.op} ({found.__module__}.{found.__name__}) failed on the call at "
+                f"{call.place}: {error}. "
                 "Compare its arguments and labels with the op's schema and the shapes of its tensors."
             ) from error
         # a spelling of the op the built-in rule did not foresee: what it said so far only restricts, so freeze the rest

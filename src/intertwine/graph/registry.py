@@ -46,7 +46,10 @@ def rule(*ops: str, replace: bool = False) -> Callable[[Rule], Rule]:
         for op in ops:
             name = op.replace("::", ".")
             if name in _RULES and not replace:
-                raise RuleError(f"A rule for {op} exists already ({_RULES[name].__module__}). Pass replace=True to put yours in its place.")
+                raise RuleError(
+                    f"A rule for {op} exists already ({_RULES[name].__module__}). Pass replace=True to put "
+                    f"yours in its place."
+                )
             _RULES[name] = function
         return function
 

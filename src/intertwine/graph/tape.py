@@ -13,7 +13,7 @@ the fibres and the linear axes are solved for later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -22,10 +22,9 @@ import torch
 
 from intertwine.graph import axes as ax
 from intertwine.graph.axes import Atom, Axis, Fixed
-from intertwine.graph.capture import Call
-
-Label = Hashable
-Shape = tuple[int, ...]
+from intertwine.graph.meeting import Label, Law, Length, Meeting, Operand, Pointwise, Reshaped, Window
+from intertwine.graph.program import Call
+from intertwine.graph.value import Joined, Permuted, Reread, Shape, Value
 
 
 class _Pinned:
@@ -36,147 +35,6 @@ class _Pinned:
 
 
 PINNED = _Pinned()
-
-
-@dataclass(frozen=True)
-class Permuted:
-    """A lazy view: the axes of a tensor in another order."""
-
-    source: Value
-    order: tuple[int, ...]
-
-    @property
-    def sources(self) -> tuple[Value, ...]:
-        return (self.source,)
-
-
-@dataclass(frozen=True)
-class Reread:
-    """A lazy view: the entries of a tensor, in order, in another shape."""
-
-    source: Value
-
-    @property
-    def sources(self) -> tuple[Value, ...]:
-        return (self.source,)
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A lazy concatenation of tensors along one axis."""
-
-    sources: tuple[Value, ...]
-    dim: int
-
-
-class Value:
-    """A tensor of the graph: its name, shape and one axis expression per dimension.
-
-    Reshapes, permutes and concatenations are lazy: their axes are worked out when something other than another view looks at them, so
-    that a slice of a reshaped tensor can be read as a slice of the tensor itself (a fused qkv projection).
-    """
-
-    __slots__ = ("name", "shape", "floating", "zero", "_axes", "view", "_tape")
-
-    def __init__(self, name: str, shape: Shape, axes: Sequence[Axis] | None, floating: bool, tape: Tape) -> None:
-        self.name = name
-        self.shape = shape
-        self.floating = floating
-        self.zero = False  # known to hold zeros alone
-        self._axes = None if axes is None else list(axes)
-        self.view: Permuted | Reread | Joined | None = None
-        self._tape = tape
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def lazy(self) -> bool:
-        return self._axes is None
-
-    @property
-    def axes(self) -> list[Axis]:
-        if self._axes is None:
-            self._tape.materialise(self)
-        assert self._axes is not None
-        return self._axes
-
-    @property
-    def live(self) -> bool:
-        """Whether any atom stands in its axes; without working out the axes of a lazy view."""
-        if self._axes is None and self.view is not None:
-            return any(source.live for source in self.view.sources)
-        return any(True for axis in self.axes for _ in ax.atoms(axis))
-
-    def __repr__(self) -> str:
-        return f"Value({self.name}, {self.shape})"
-
-
-@dataclass(frozen=True)
-class Window:
-    """The stretch `start … start + size` of an axis of a value, under the label it has in a meeting."""
-
-    axis: int
-    label: Label
-    start: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One tensor in a meeting, with the windows of its axes that take part. Axes without a window may not be scaled."""
-
-    value: Value
-    windows: tuple[Window, ...]
-
-
-@dataclass(frozen=True)
-class Law:
-    """How scales and signs pass a meeting along one label: equations Σ coefficient · exponent(operand) = 0.
-
-    `real` is for positive scales, `sign` for ±1 (modulo 2). An operand in none of the equations is not constrained.
-    `linear`: an arbitrary invertible matrix along this axis passes too (contragredient where the coefficient says so).
-    """
-
-    real: tuple[dict[int, int], ...] = ()
-    sign: tuple[dict[int, int], ...] = ()
-    linear: bool = False
-
-
-@dataclass(frozen=True)
-class Pointwise:
-    """The law of an elementwise function: what passes is decided by its intertwiner group (operands 0 → 1)."""
-
-    fn: Callable[[torch.Tensor], torch.Tensor]
-    key: str
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Axes that meet in one op. `mixes`: labels along which the op is a symmetric but non-linear reduction."""
-
-    call: Call | None
-    operands: tuple[Operand, ...]
-    laws: dict[Label, Law | Pointwise]
-    mixes: frozenset[Label] = frozenset()
-    length: Length | None = None
-
-
-@dataclass(frozen=True)
-class Length:
-    """A Euclidean length is taken along `label`, which every orthogonal map keeps; `weight` then scales each entry."""
-
-    label: Label
-    weight: Value | None = None
-
-
-@dataclass(frozen=True)
-class Reshaped:
-    """A meeting of a tensor with its own reshape: the same numbers in the same order."""
-
-    source: Value
-    result: Value
 
 
 Factor = tuple["Value | None", Sequence[Label | None]]
@@ -198,8 +56,10 @@ class Tape:
     @property
     def shape(self) -> Shape:
         """Shape of the current op's (first) result."""
-        assert self.call is not None and self.call.shapes[0] is not None
-        return self.call.shapes[0]
+        assert self.call is not None
+        shape = self.call.shapes[0]
+        assert shape is not None
+        return shape
 
     @property
     def here(self) -> str:
@@ -215,10 +75,12 @@ class Tape:
 
     # -- making values ---------------------------------------------------------------------------------------------
 
-    def value(self, shape: Shape, axes: Sequence[Axis] | None, floating: bool | None = None, name: str | None = None) -> Value:
+    def value(
+        self, shape: Shape, axes: Sequence[Axis] | None, floating: bool | None = None, name: str | None = None
+    ) -> Value:
         if floating is None:
             floating = self.call is None or self.call.dtype is None or self.call.dtype.is_floating_point
-        result = Value(name or f"%{len(self.values)}", shape, axes, floating, self)
+        result = Value(name or f"%{len(self.values)}", shape, axes, floating, self.materialise)
         self.values.append(result)
         return result
 
@@ -231,7 +93,7 @@ class Tape:
         result = self.value(shape, [Atom(n) for n in shape])
         result.zero = zero
         if not zero:
-            self._meet([(result, self.labels(result))], {label: _ZERO for label in self.labels(result)}, 1)
+            self._meet([(result, self.labels(result))], dict.fromkeys(self.labels(result), _ZERO), 1)
         return result
 
     def freeze(self, x: Value, dims: Iterable[int], why: str) -> None:
@@ -241,11 +103,16 @@ class Tape:
 
     # -- the primitive ops -----------------------------------------------------------------------------------------
 
-    def multilinear(self, terms: Sequence[Sequence[Factor | tuple[Value, Sequence[Label | None], int]]], out: Sequence[Label], shape: Shape | None = None) -> Value:
+    def multilinear(
+        self,
+        terms: Sequence[Sequence[Factor | tuple[Value, Sequence[Label | None], int]]],
+        out: Sequence[Label],
+        shape: Shape | None = None,
+    ) -> Value:
         """A sum of terms, each a product of tensors, summed over the labels that are not in `out`.
 
-        Linear layers, convolutions, einsum, sums, products, transposes and broadcasts are all of this form. A third entry
-        in a factor is its power (−1 for a divisor). A factor whose value is None is left out, and so is an empty term.
+        Linear layers, convolutions, einsum, sums, products, transposes and broadcasts are all of this form. A third
+        entry in a factor is its power (−1 for a divisor). Factors whose value is None are left out, and so are empty terms.
         """
         shape = self.shape if shape is None else shape
         kept = [[(f[0], f[1], f[2] if len(f) > 2 else 1) for f in term if f[0] is not None] for term in terms]
@@ -258,7 +125,10 @@ class Tape:
             numbered.append([(position + i, power) for i, (_, _, power) in enumerate(term)])
             position += len(term)
         seen = {label for _, labels in [*operands, (result, out)] for label in labels if _is_label(label)}
-        laws = {label: _multilinear_law(label, numbered, [labels for _, labels in operands], label in out, position) for label in seen}
+        laws = {
+            label: _multilinear_law(label, numbered, [labels for _, labels in operands], label in out, position)
+            for label in seen
+        }
         self._meet([*operands, (result, out)], laws, len(operands) + 1)
         return result
 
@@ -269,7 +139,15 @@ class Tape:
         self._meet([(x, labels), (result, labels)], {label: Pointwise(fn, key) for label in labels}, 2)
         return result
 
-    def joint(self, operands: Sequence[Factor], out: Sequence[Label], shape: Shape | None = None, mixes: Iterable[Label] = (), laws: dict[Label, Law] | None = None, length: Length | None = None) -> Value:
+    def joint(
+        self,
+        operands: Sequence[Factor],
+        out: Sequence[Label],
+        shape: Shape | None = None,
+        mixes: Iterable[Label] = (),
+        laws: dict[Label, Law] | None = None,
+        length: Length | None = None,
+    ) -> Value:
         """An op that treats the positions of each label alike but passes no scale (unless `laws` says so)."""
         shape = self.shape if shape is None else shape
         present = [(v, labels) for v, labels in operands if v is not None]
@@ -319,7 +197,7 @@ class Tape:
         windows = [Window(d, labels[d], start if d == dim else 0, shape[d]) for d in range(x.ndim)]
         full = [Window(d, labels[d], 0, shape[d]) for d in range(x.ndim)]
         operands = (Operand(x, tuple(windows)), Operand(result, tuple(full)))
-        self.meetings.append(Meeting(self.call, operands, {label: _SAME for label in labels}))
+        self.meetings.append(Meeting(self.call, operands, dict.fromkeys(labels, _SAME)))
         return result
 
     def concat(self, xs: Sequence[Value], dim: int) -> Value:
@@ -362,7 +240,9 @@ class Tape:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _joined(self, operands: Sequence[tuple[Value, Sequence[Label | None]]], out: Sequence[Label], shape: Shape) -> Value:
+    def _joined(
+        self, operands: Sequence[tuple[Value, Sequence[Label | None]]], out: Sequence[Label], shape: Shape
+    ) -> Value:
         """Unify the axes that share a label and make the result tensor."""
         axis_of: dict[Label, Axis] = {}
         positions = f"positions along it matter to {self.here}"
@@ -378,12 +258,23 @@ class Tape:
                         axis_of[label] = axis  # a frozen atom still tells which index is which
                 elif label is not None:
                     axis_of[label] = axis
-        made = [Fixed(n, positions) if label is PINNED else axis_of.get(label, Atom(n)) for label, n in zip(out, shape, strict=True)]
+        made = [
+            Fixed(n, positions) if label is PINNED else axis_of.get(label, Atom(n))
+            for label, n in zip(out, shape, strict=True)
+        ]
         return self.value(shape, made)
 
-    def _meet(self, operands: Sequence[tuple[Value, Sequence[Label | None]]], laws: dict[Label, Any], count: int, mixes: frozenset[Label] = frozenset(), length: Length | None = None) -> None:
+    def _meet(
+        self,
+        operands: Sequence[tuple[Value, Sequence[Label | None]]],
+        laws: dict[Label, Any],
+        count: int,
+        mixes: frozenset[Label] = frozenset(),
+        length: Length | None = None,
+    ) -> None:
         made = tuple(
-            Operand(v, tuple(Window(d, label, 0, v.shape[d]) for d, label in enumerate(labels) if _is_label(label))) for v, labels in operands
+            Operand(v, tuple(Window(d, label, 0, v.shape[d]) for d, label in enumerate(labels) if _is_label(label)))
+            for v, labels in operands
         )
         assert len(made) == count
         self.meetings.append(Meeting(self.call, made, laws, mixes, length))
@@ -398,7 +289,7 @@ class Tape:
         if isinstance(x.view, Permuted):
             x._axes = [source.axes[d] for d in x.view.order]
             labels = self.labels(source)
-            self._meet([(source, labels), (x, [labels[d] for d in x.view.order])], {label: _SAME for label in labels}, 2)
+            self._meet([(source, labels), (x, [labels[d] for d in x.view.order])], dict.fromkeys(labels, _SAME), 2)
             return
         regrouped = _regroup(source.axes, x.shape)
         if regrouped is None:
@@ -425,12 +316,16 @@ class Tape:
         if outer > 1:
             if inner == 1:
                 return None
-            paired = (*source.shape[:source_dim], outer, source.shape[source_dim] // outer, *source.shape[source_dim + 1 :])
+            paired = (
+                *source.shape[:source_dim],
+                outer,
+                source.shape[source_dim] // outer,
+                *source.shape[source_dim + 1 :],
+            )
             inside = self.reshape(source, paired)
             self.materialise(inside) if inside.lazy else None  # the outer factor is a unit of its own from here on
             source, source_dim = inside, source_dim + 1
         return self.reshape(self.narrow(source, source_dim, start * inner, length * inner), shape)
-
 
     def _narrow_concat(self, view: Joined, dim: int, start: int, length: int) -> Value | None:
         """A slice that lies inside one of the joined tensors is a slice of that tensor."""
@@ -438,7 +333,7 @@ class Tape:
             return None
         for source in view.sources:
             n = source.shape[dim]
-            if 0 <= start and start + length <= n:
+            if start >= 0 and start + length <= n:
                 return self.narrow(source, dim, start, length)
             start -= n
         return None
@@ -456,13 +351,15 @@ def _is_label(label: Label | None) -> bool:
     return label is not None and label is not PINNED
 
 
-def _multilinear_law(label: Label, terms: list[list[tuple[int, int]]], labels: list[Sequence[Label | None]], in_out: bool, out: int) -> Law:
+def _multilinear_law(
+    label: Label, terms: list[list[tuple[int, int]]], labels: list[Sequence[Label | None]], in_out: bool, out: int
+) -> Law:
     """The equations of one label in a sum of products (see `Tape.multilinear`)."""
     equations: list[dict[int, int]] = []
     linear = True
     for term in terms:
         holders = [(i, power) for i, power in term if label in labels[i]]
-        equation = {i: power for i, power in holders}
+        equation = dict(holders)
         if in_out:
             equation[out] = -1
             linear &= len(holders) == 1 and holders[0][1] == 1
@@ -474,7 +371,7 @@ def _multilinear_law(label: Label, terms: list[list[tuple[int, int]]], labels: l
 
 
 def _regroup(axes: Sequence[Axis], shape: Shape) -> list[Axis] | None:
-    """Regroup the factors of some axes, in order, into axes of the given sizes; None when the factors do not allow it."""
+    """Regroup the factors of some axes, in order, into axes of the given sizes; None where they do not allow it."""
     queue = [f for axis in axes for f in ax.factors_of(ax.resolve(axis)) if f.size != 1]
     if 0 in shape or any(f.size == 0 for f in queue):
         return [Fixed(n) for n in shape]
@@ -501,7 +398,7 @@ def _regroup(axes: Sequence[Axis], shape: Shape) -> list[Axis] | None:
 
 
 def _source_dim(source: Shape, shape: Shape, dim: int) -> tuple[int, int, int] | None:
-    """Which axis of `source` the axis `dim` of its reshape lies in, and the sizes before and after it inside that axis."""
+    """Which axis of `source` the axis `dim` of its reshape lies in, and the sizes before and after it in that axis."""
     before, after = prod(shape[:dim]), prod(shape[dim + 1 :])
     left = 1
     for d, n in enumerate(source):

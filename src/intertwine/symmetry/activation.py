@@ -47,7 +47,9 @@ class ActivationGroup:
         if a == 1:
             return 1.0
         if a == 0 or (a < 0 and self.parity is None) or (abs(a) != 1 and self.degree is None):
-            raise InputError(f"{a} is not in this {self.kind!r} group, so φ({a}) is not defined. Ask for φ only on members.")
+            raise InputError(
+                f"{a} is not in this {self.kind!r} group, so φ({a}) is not defined. Ask for φ only on members."
+            )
         sign = 1.0 if a > 0 or self.parity is None else float(self.parity)
         return sign * abs(a) ** float(self.degree) if self.degree is not None else sign
 

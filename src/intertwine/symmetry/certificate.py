@@ -42,8 +42,16 @@ class Certificate:
         extra = f"; {len(self.broken)} op(s) frozen after failing" if self.broken else ""
         extra += "; vacuous: the outputs do not depend on the weights" if self.vacuous else ""
         worst = max(self.per_wire.values(), default=0.0)
-        return f"Certificate({verdict}: outputs change by {self.max_error:.1e}, hidden features by {worst:.1e} from prediction over {self.trials} random elements{extra})"
+        measured = f"outputs change by {self.max_error:.1e}, hidden features by {worst:.1e} from prediction"
+        return f"Certificate({verdict}: {measured} over {self.trials} random elements{extra})"
 
     def to_dict(self) -> dict[str, Any]:
         broken = [vars(b) for b in self.broken]
-        return {"ok": self.ok, "max_error": self.max_error, "trials": self.trials, "vacuous": self.vacuous, "per_wire": dict(self.per_wire), "broken": broken}
+        return {
+            "ok": self.ok,
+            "max_error": self.max_error,
+            "trials": self.trials,
+            "vacuous": self.vacuous,
+            "per_wire": dict(self.per_wire),
+            "broken": broken,
+        }

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from intertwine.errors import InputError
-from intertwine.graph.capture import Program, Ref, empty_caches, tied_names
+from intertwine.graph.capture import empty_caches, tied_names
+from intertwine.graph.program import Program, Ref
 from intertwine.symmetry.certificate import TOLERANCE, Broken, Certificate
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.exact import float64_forward, generic_copy, to_float64
@@ -25,7 +26,16 @@ from intertwine.symmetry.symmetry import Symmetry
 MOST_REPAIRS = 50  # after so many failing ops the symmetry is given up rather than mended
 
 
-def certify(symmetry: Symmetry, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], trials: int = 3, seed: int = 0, tolerance: float = TOLERANCE, per_wire: bool = True) -> Certificate:
+def certify(
+    symmetry: Symmetry,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    trials: int = 3,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+    per_wire: bool = True,
+) -> Certificate:
     """See `Symmetry.certify`."""
     _check_finite(model)
     generic = generic_copy(model, seed)
@@ -48,7 +58,10 @@ def certify(symmetry: Symmetry, model: nn.Module, args: tuple[Any, ...], kwargs:
 def _check_finite(model: nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and "mask" not in name and bool(tensor.isnan().any()):
-            raise InputError(f"{name!r} holds NaN, so the model's function cannot be compared with itself. Repair or retrain the checkpoint first.")
+            raise InputError(
+                f"{name!r} holds NaN, so the model's function cannot be compared with itself. Repair or retrain "
+                f"the checkpoint first."
+            )
 
 
 def _run(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
@@ -80,14 +93,19 @@ def _reference(model: nn.Module, inputs: Any) -> list[Tensor]:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"On the example inputs, in float64, the model's forward raised {type(error).__name__}: {first} "
-            "Pass inputs of the shapes and types the symmetry was found with; floating-point inputs are converted to float64."
+            "Pass inputs of the shapes and types the symmetry was found with; floating-point inputs are "
+            "converted to float64."
         ) from error
     if any(bool(v.isnan().any()) for v in outputs if v.is_floating_point()):
-        raise InputError("The model returns NaN on the example inputs, so nothing can be compared. Pass other example inputs.")
+        raise InputError(
+            "The model returns NaN on the example inputs, so nothing can be compared. Pass other example inputs."
+        )
     return outputs
 
 
-def _measure(symmetry: Symmetry, model: nn.Module, inputs: Any, reference: list[Tensor], trials: int, seed: int) -> float:
+def _measure(
+    symmetry: Symmetry, model: nn.Module, inputs: Any, reference: list[Tensor], trials: int, seed: int
+) -> float:
     """Largest relative change of an output over some random elements."""
     worst = 0.0
     for trial in range(trials):
@@ -107,7 +125,9 @@ def _is_vacuous(model: nn.Module, inputs: Any, reference: list[Tensor], seed: in
     return all(relative_error(a, b) < TOLERANCE for a, b in zip(reference, _run(model, inputs), strict=True))
 
 
-def _walk(symmetry: Symmetry, model: nn.Module, inputs: Any, g: Element, tolerance: float) -> tuple[dict[str, float], tuple[str, Broken] | None]:
+def _walk(
+    symmetry: Symmetry, model: nn.Module, inputs: Any, g: Element, tolerance: float
+) -> tuple[dict[str, float], tuple[str, Broken] | None]:
     """Run the program on a model and on its moved twin; compare every tensor with the prediction, op by op."""
     discovery = symmetry._discovery
     program = discovery.graph.program
@@ -120,7 +140,14 @@ def _walk(symmetry: Symmetry, model: nn.Module, inputs: Any, g: Element, toleran
             around = left.size_of_inputs(position)
             a, b = left.step(position), right.step(position)
             value = discovery.graph.values.get(call.name)
-            if not isinstance(a, Tensor) or "empty" in call.op or value is None or not discovery.predicts(value) or not a.is_floating_point() or a.shape != value.shape:
+            if (
+                not isinstance(a, Tensor)
+                or "empty" in call.op
+                or value is None
+                or not discovery.predicts(value)
+                or not a.is_floating_point()
+                or a.shape != value.shape
+            ):
                 continue
             layout = discovery.layout(value)
             # a sum that cancels to rounding noise is judged by the size of what went into it
@@ -168,7 +195,11 @@ class _Runner:
         """Largest entry of the floating-point tensors a call is about to read."""
         call = self.program.calls[position]
         read = [self.values[name] for name in call.reads]
-        sizes = [float(v[v.isfinite()].abs().max()) for v in read if isinstance(v, Tensor) and v.is_floating_point() and bool(v.isfinite().any())]
+        sizes = [
+            float(v[v.isfinite()].abs().max())
+            for v in read
+            if isinstance(v, Tensor) and v.is_floating_point() and bool(v.isfinite().any())
+        ]
         return max(sizes, default=0.0)
 
     def step(self, position: int) -> Any:
@@ -177,7 +208,11 @@ class _Runner:
         args, kwargs = tree_map(fill, (list(call.args), dict(call.kwargs)), is_leaf=lambda v: isinstance(v, Ref))
         if kwargs.get("dtype") in (torch.float16, torch.bfloat16, torch.float32):
             kwargs["dtype"] = torch.float64
-        args = [torch.float64 if v in (torch.float16, torch.bfloat16, torch.float32) else v for v in args] if any(isinstance(v, torch.dtype) for v in args) else args
+        args = (
+            [torch.float64 if v in (torch.float16, torch.bfloat16, torch.float32) else v for v in args]
+            if any(isinstance(v, torch.dtype) for v in args)
+            else args
+        )
         result = None if "_assert" in call.op else call.target(*args, **kwargs)
         self.values[call.name] = result
         for name in call.reads:

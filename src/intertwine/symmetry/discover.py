@@ -146,7 +146,9 @@ def _scales(
     return scales, signs
 
 
-def _beside_fibre(equations: Equations, base: Atom, places: Iterable[tuple[Value, Occurrence]]) -> dict[Unknown, tuple[Unknown, int]]:
+def _beside_fibre(
+    equations: Equations, base: Atom, places: Iterable[tuple[Value, Occurrence]]
+) -> dict[Unknown, tuple[Unknown, int]]:
     """The unknown of a fibre in a parameter → the unknown of its base beside it, and the axis the fibre stands in."""
     found: dict[Unknown, tuple[Unknown, int]] = {}
     for value, o in places:
@@ -173,30 +175,28 @@ def _along_base(vector: Vector, beside: Mapping[Unknown, tuple[Unknown, int]]) -
     return seen
 
 
-def _names(graph: Graph, wired: Iterable[Atom], slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]]) -> dict[Atom, str]:
+def _names(
+    graph: Graph, wired: Iterable[Atom], slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]]
+) -> dict[Atom, str]:
     """A readable, unique name per wire: the module whose weight produces it, and which part of the axis it is."""
     names: dict[Atom, str] = {}
-    taken: set[str] = set()
+    taken: dict[str, int] = {}
     for atom in wired:
         value, o = next(((v, o) for v, o in slots_of[atom] if v.ndim > 1 and o.axis == 0), slots_of[atom][0])
         stem = value.name.removesuffix(".weight").removesuffix(".bias")
-        extent = atom.size * o.stride
-        whole = resolve(value.axes[o.axis])
-        part = "" if isinstance(whole, (Atom, Product)) and o.offset == 0 else f"[{o.offset}]"
-        if o.beside:
-            part += "/outer" if o.stride > 1 and not _inside(whole, o, extent) else "/inner" if o.stride == 1 else "/middle"
-        name, k = stem + part, 1
-        while name in taken:
-            k += 1
-            name = f"{stem}{part}#{k}"
-        taken.add(name)
-        names[atom] = name
+        name = stem + _part(resolve(value.axes[o.axis]), o)
+        taken[name] = taken.get(name, 0) + 1
+        names[atom] = name if taken[name] == 1 else f"{name}#{taken[name]}"
     return names
 
 
-def _inside(whole: Axis, o: Occurrence, extent: int) -> bool:
-    """Whether a strided occurrence lies inside a larger factor (it repeats along the axis)."""
-    return o.offset == 0 and extent < whole.size and o.stride > 1
+def _part(axis: Axis, o: Occurrence) -> str:
+    """Which part of an axis an occurrence is: `[offset]` of a block, `/outer`, `/middle` or `/inner` of a product."""
+    block = "" if isinstance(axis, (Atom, Product)) and o.offset == 0 else f"[{o.offset}]"
+    if not o.beside:
+        return block
+    length = o.region[1] - o.region[0]
+    return block + ("/inner" if o.stride == 1 else "/outer" if o.atom.size * o.stride == length else "/middle")
 
 
 def _strand(atom: Atom, names: Mapping[Atom, str], over: Mapping[Atom, tuple[Atom, ...]], solved: Solved) -> Strand:
@@ -209,7 +209,9 @@ def _strand(atom: Atom, names: Mapping[Atom, str], over: Mapping[Atom, tuple[Ato
     return Strand(names[atom], atom.size, bases, permutes, len(solved.scales[atom]), len(solved.signs[atom]))
 
 
-def _wire(atom: Atom, strands: tuple[Strand, ...], places: Iterable[tuple[Value, Occurrence]], solved: Solved, graph: Graph) -> Wire:
+def _wire(
+    atom: Atom, strands: tuple[Strand, ...], places: Iterable[tuple[Value, Occurrence]], solved: Solved, graph: Graph
+) -> Wire:
     s = strands[solved.strand_of[atom]]
     group = Group(s.size, tuple(strands[b].size for b in s.bases), s.permutes, s.scales, s.signs, s.matrix)
     slots = []
@@ -233,7 +235,9 @@ def _role(leaf: Leaf) -> str:
     return "inverse" if any(p < 0 for p in leaf.powers) else "flipped" if any(leaf.flips) else "permuted"
 
 
-def _frozen(slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]], solved: Solved, strands: tuple[Strand, ...]) -> tuple[Frozen, ...]:
+def _frozen(
+    slots_of: Mapping[Atom, list[tuple[Value, Occurrence]]], solved: Solved, strands: tuple[Strand, ...]
+) -> tuple[Frozen, ...]:
     """Every parameter axis (or block of one) on which nothing acts, with its reason."""
     found: dict[tuple[str, int], Frozen] = {}
     for atom, places in slots_of.items():

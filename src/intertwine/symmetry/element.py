@@ -157,7 +157,10 @@ class Element:
     @staticmethod
     def _multiply(x: Tensor, matrix: Tensor, places: list[int], leaf: Leaf, degree: int) -> Tensor:
         if degree not in (1, -1):
-            raise InputError("A squared gradient cannot be moved by a general matrix. Move optimizer states with permutations, scales and signs only.")
+            raise InputError(
+                "A squared gradient cannot be moved by a general matrix. Move optimizer states with "
+                "permutations, scales and signs only."
+            )
         power = leaf.powers[0] * degree
         matrix = matrix if power == 1 else torch.linalg.inv(matrix).mT
         *bases, dim = places
@@ -182,7 +185,9 @@ class Element:
         """The element that does what this one does on some wires and nothing elsewhere."""
         for wire in wires:
             self[wire]
-        kept = {i: m if self.strands[i].name in wires else identity_move(self.strands, i) for i, m in self.moves.items()}
+        kept = {
+            i: m if self.strands[i].name in wires else identity_move(self.strands, i) for i, m in self.moves.items()
+        }
         return replace(self, moves=kept)
 
     def distance(self, other: Element) -> float:
@@ -214,7 +219,8 @@ class Element:
     def _check_same(self, other: Element) -> None:
         if self.signature != other.signature:
             raise MismatchError(
-                "Two elements of different symmetries were combined. Take both from the symmetry of one architecture (sym.random, sym.identity, align)."
+                "Two elements of different symmetries were combined. Take both from the symmetry of one "
+                "architecture (sym.random, sym.identity, align)."
             )
 
     def __repr__(self) -> str:
@@ -243,7 +249,7 @@ def identity_move(strands: Sequence[Strand], i: int) -> Move:
 
 
 def random_move(strands: Sequence[Strand], i: int, generator: torch.Generator, spread_of_scales: float) -> Move:
-    """A random move: uniform permutations and signs, log-normal scales, Haar orthogonal or well-conditioned matrices."""
+    """A random move: uniform permutations and signs, log-normal scales, Haar orthogonal or mild general matrices."""
     s, many = strands[i], copies(strands, i)
     noise = torch.rand(*many, s.size, generator=generator)
     scale = torch.randn(s.scales, *many, s.size, generator=generator, dtype=torch.float64)
@@ -252,11 +258,15 @@ def random_move(strands: Sequence[Strand], i: int, generator: torch.Generator, s
         permutation=noise.argsort(-1) if s.permutes else None,
         scale=(spread_of_scales * scale).exp() if s.scales else None,
         sign=(2 * sign - 1).to(torch.float64) if s.signs else None,
-        matrix=_random_matrix(s.matrix, s.size, prod(many), generator, spread_of_scales).reshape(*many, s.size, s.size) if s.matrix else None,
+        matrix=_random_matrix(s.matrix, s.size, prod(many), generator, spread_of_scales).reshape(*many, s.size, s.size)
+        if s.matrix
+        else None,
     )
 
 
-def _random_matrix(kind: str, n: int, count: int, generator: torch.Generator, spread_of_scales: float) -> Float[Tensor, "count n n"]:
+def _random_matrix(
+    kind: str, n: int, count: int, generator: torch.Generator, spread_of_scales: float
+) -> Float[Tensor, "count n n"]:
     fixed = 1 if kind == "O1" else 0
     q, r = torch.linalg.qr(torch.randn(count, n - fixed, n - fixed, generator=generator, dtype=torch.float64))
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # the sign fix makes it Haar

@@ -24,6 +24,9 @@ class _Float64(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") in _LOW:
             kwargs["dtype"] = torch.float64
+            # a cast to what the tensor is already returns the tensor itself, and so it must here
+            if func is torch.ops.aten._to_copy.default and args[0].dtype == torch.float64 and len(kwargs) == 1:
+                return args[0]
         return func(*args, **kwargs)
 
 
@@ -41,7 +44,12 @@ def float64_forward() -> Iterator[None]:
 
 def to_float64(tree: Any) -> Any:
     """Floating-point tensors of a nested structure in float64; everything else as it is. Tensors are copied."""
-    return tree_map(lambda v: (v.detach().to(torch.float64) if v.is_floating_point() else v).clone() if isinstance(v, Tensor) else v, tree)
+    return tree_map(
+        lambda v: (
+            (v.detach().to(torch.float64) if v.is_floating_point() else v).clone() if isinstance(v, Tensor) else v
+        ),
+        tree,
+    )
 
 
 def generic_copy(model: nn.Module, seed: int) -> nn.Module:

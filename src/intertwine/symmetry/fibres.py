@@ -50,7 +50,12 @@ def _pair(o: Occurrence, axes: list[list[Occurrence]], always: list[tuple[Atom, 
     return pairing
 
 
-def _check_meeting(meeting: Meeting, places: dict[Value, list[list[Occurrence]]], pairings: dict[tuple[Value, Occurrence], Pairing], bases: dict[Atom, set[Atom]]) -> None:
+def _check_meeting(
+    meeting: Meeting,
+    places: dict[Value, list[list[Occurrence]]],
+    pairings: dict[tuple[Value, Occurrence], Pairing],
+    bases: dict[Atom, set[Atom]],
+) -> None:
     """Strike out the bases that the tensors of a meeting pair differently, or that are mixed under the fibre."""
     seen: dict[tuple[object, Atom], dict[Atom, object]] = defaultdict(dict)
     for operand in meeting.operands:
@@ -78,15 +83,15 @@ def _closed(bases: dict[Atom, set[Atom]]) -> dict[Atom, tuple[Atom, ...]]:
 
     Of two atoms that are each a fibre of the other, the larger one stays a fibre; that gives the larger group.
     """
-    rank = {b: i for i, b in enumerate(bases)}
+    rank = {b: (b.size, i) for i, b in enumerate(bases)}
     for b, own in bases.items():
         for a in list(own):
-            if b in bases.get(a, ()):
-                (own if (b.size, rank[b]) < (a.size, rank[a]) else bases[a]).discard(a if (b.size, rank[b]) < (a.size, rank[a]) else b)
+            if b in bases.get(a, ()) and rank[b] < rank[a]:
+                own.discard(a)
     changed = True
     while changed:
         changed = False
-        for b, own in bases.items():
+        for own in bases.values():
             for a in list(own):
                 if not bases.get(a, set()) <= own:
                     own.discard(a)

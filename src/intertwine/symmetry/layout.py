@@ -56,7 +56,7 @@ class Plus:
         return sum(p.size for p in self.parts)
 
 
-Tree = Union[Leaf, Still, Times, Plus]
+Tree = Union[Leaf, Still, Times, Plus]  # noqa: UP007  (the names are defined through each other)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,12 @@ class Matrices:
     squares: set[Value] = field(default_factory=set)  # x² inside a length: no orthogonal map acts on these
 
 
-def find_matrices(graph: Graph, equations: Equations, scales: Mapping[Atom, list[dict[Unknown, Fraction]]], over: Mapping[Atom, tuple[Atom, ...]]) -> Matrices:
+def find_matrices(
+    graph: Graph,
+    equations: Equations,
+    scales: Mapping[Atom, list[dict[Unknown, Fraction]]],
+    over: Mapping[Atom, tuple[Atom, ...]],
+) -> Matrices:
     """All atoms of the graph's parameters that carry GL(n) or O(n)."""
     places = {v: occurrences(v) for v in graph.tape.values if not v.lazy}
     found, obstacles, lengths = Matrices(), set[Atom](), set[Atom]()
@@ -44,8 +49,21 @@ def find_matrices(graph: Graph, equations: Equations, scales: Mapping[Atom, list
             held = _held(meeting, label, places)
             atoms = {o.atom for _, _, occurred in held for o in occurred}
             if _is_linear(law, linear):
-                obstacles |= {a for a in atoms if len({frozenset(o.key(w) for o in os if o.atom is a) for _, w, os in held if any(o.atom is a for o in os)}) > 1}
-            elif all(_alone(v, w) for v, w, _ in held) and (_takes_length(meeting, label) or _of_squares(meeting, squares)):
+                obstacles |= {
+                    a
+                    for a in atoms
+                    if len(
+                        {
+                            frozenset(o.key(w) for o in os if o.atom is a)
+                            for _, w, os in held
+                            if any(o.atom is a for o in os)
+                        }
+                    )
+                    > 1
+                }
+            elif all(_alone(v, w) for v, w, _ in held) and (
+                _takes_length(meeting, label) or _of_squares(meeting, squares)
+            ):
                 lengths |= atoms
                 if meeting.length is not None and meeting.length.weight is not None:
                     for a in atoms:
@@ -61,13 +79,21 @@ def find_matrices(graph: Graph, equations: Equations, scales: Mapping[Atom, list
             continue
         if atom in lengths and _can_fold(found.diagonals.get(atom, set()), vectors, equations, places):
             found.kind[atom] = "O"
-        elif atom not in lengths and not found.diagonals.get(atom) and len(vectors) == 1 and all(abs(vectors[0].get(u, 0)) == 1 for u in equations.unknowns_of[atom]):
+        elif (
+            atom not in lengths
+            and not found.diagonals.get(atom)
+            and len(vectors) == 1
+            and all(abs(vectors[0].get(u, 0)) == 1 for u in equations.unknowns_of[atom])
+        ):
             found.kind[atom] = "GL"
     return found
 
 
 def _can_fold(
-    weights: set[Value], vectors: list[dict[Unknown, Fraction]], equations: Equations, places: Mapping[Value, list[list[Occurrence]]]
+    weights: set[Value],
+    vectors: list[dict[Unknown, Fraction]],
+    equations: Equations,
+    places: Mapping[Value, list[list[Occurrence]]],
 ) -> bool:
     """Whether every diagonal weight has a scale that moves it and no other of them."""
     own = {w: equations.at(w, places[w][0][0]) for w in weights}
@@ -124,7 +150,9 @@ def _squares_that_are_summed(graph: Graph) -> set[Value]:
     """Tensors that are a square of another and are used for nothing but a sum over their last axis: lengths."""
     uses: dict[Value, list[Meeting | Reshaped]] = defaultdict(list)
     for meeting in graph.tape.meetings:
-        values = [o.value for o in meeting.operands] if isinstance(meeting, Meeting) else [meeting.source, meeting.result]
+        values = (
+            [o.value for o in meeting.operands] if isinstance(meeting, Meeting) else [meeting.source, meeting.result]
+        )
         for value in set(values):
             uses[value].append(meeting)
     found = set()
@@ -132,11 +160,18 @@ def _squares_that_are_summed(graph: Graph) -> set[Value]:
         if not isinstance(meeting, Meeting) or len(meeting.operands) != 2:
             continue
         square = meeting.operands[1].value
-        is_square = any(isinstance(law, Pointwise) and law.key.startswith(("aten.pow.Tensor_Scalar('x', 2", "aten.square")) for law in meeting.laws.values())
+        is_square = any(
+            isinstance(law, Pointwise) and law.key.startswith(("aten.pow.Tensor_Scalar('x', 2", "aten.square"))
+            for law in meeting.laws.values()
+        )
         if is_square and len(uses[square]) == 2:
             total = uses[square][1]
             last = square.ndim - 1
-            if isinstance(total, Meeting) and len(total.operands) == 2 and all(w.label != ("lead", last) for w in total.operands[1].windows):
+            if (
+                isinstance(total, Meeting)
+                and len(total.operands) == 2
+                and all(w.label != ("lead", last) for w in total.operands[1].windows)
+            ):
                 found.add(square)
     return found
 
@@ -152,7 +187,12 @@ def _of_squares(meeting: Meeting, squares: set[Value]) -> bool:
 def _diagonal(meeting: Meeting, label: Label, held: Held, graph: Graph) -> Value | None:
     """The parameter vector of a plain product `x * weight` along this label, if that is what the meeting is."""
     law = meeting.laws[label]
-    if not isinstance(law, Law) or len(law.real) != 1 or sorted(law.real[0].values()) != [-1, 1, 1] or not all(_alone(v, w) for v, w, _ in held):
+    if (
+        not isinstance(law, Law)
+        or len(law.real) != 1
+        or sorted(law.real[0].values()) != [-1, 1, 1]
+        or not all(_alone(v, w) for v, w, _ in held)
+    ):
         return None
     weights = [v for v, _, _ in held if v.ndim == 1 and graph.parameters.get(v.name) is v]
     return weights[0] if len(weights) == 1 and len(held) == 3 else None

@@ -25,7 +25,9 @@ class Occurrence:
 
     def meets(self, window: Window) -> bool:
         """Whether it may stand inside a window of its axis."""
-        return self.axis == window.axis and self.region[0] < window.start + window.size and window.start < self.region[1]
+        return (
+            self.axis == window.axis and self.region[0] < window.start + window.size and window.start < self.region[1]
+        )
 
     def key(self, window: Window) -> tuple[Atom, int, int]:
         """The place it has inside a window; two tensors that read a window alike have the same keys in it."""

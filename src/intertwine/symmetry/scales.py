@@ -21,7 +21,9 @@ from intertwine.symmetry.activation import ActivationGroup, activation_group
 from intertwine.symmetry.occurrence import Occurrence, occurrences
 
 Unknown = int
-Equation = dict[Unknown, Fraction]
+Equation = dict[Unknown, int]  # Σ coefficient · unknown = 0
+Solution = dict[Unknown, Fraction]
+_ZERO, _ONE = Fraction(0), Fraction(1)
 Key = tuple[Atom, int, int]
 
 
@@ -50,7 +52,7 @@ class Equations:
                     store[self.atom_of[next(iter(equation))]].append(equation)
 
     def zero(self, unknown: Unknown) -> None:
-        self.add([{unknown: Fraction(1)}], [{unknown: Fraction(1)}])
+        self.add([{unknown: 1}], [{unknown: 1}])
 
 
 def collect(graph: Graph) -> Equations:
@@ -86,7 +88,12 @@ def _collect_reshape(equations: Equations, meeting: Reshaped, places: dict[Value
     _apply_law(equations, law, found, {})
 
 
-def _collect_meeting(equations: Equations, meeting: Meeting, places: dict[Value, list[list[Occurrence]]], groups: dict[str, ActivationGroup]) -> None:
+def _collect_meeting(
+    equations: Equations,
+    meeting: Meeting,
+    places: dict[Value, list[list[Occurrence]]],
+    groups: dict[str, ActivationGroup],
+) -> None:
     by_label: dict[object, list[dict[Key, list[Unknown]]]] = {
         label: [defaultdict(list) for _ in meeting.operands] for label in meeting.laws
     }
@@ -106,7 +113,12 @@ def _collect_meeting(equations: Equations, meeting: Meeting, places: dict[Value,
         _apply_law(equations, law, by_label[label], groups)
 
 
-def _apply_law(equations: Equations, law: Law | Pointwise, operands: Sequence[dict[Key, list[Unknown]]], groups: dict[str, ActivationGroup]) -> None:
+def _apply_law(
+    equations: Equations,
+    law: Law | Pointwise,
+    operands: Sequence[dict[Key, list[Unknown]]],
+    groups: dict[str, ActivationGroup],
+) -> None:
     """Write a law's equations for every place where an atom stands in the operands."""
     if isinstance(law, Pointwise):
         if law.key not in groups:
@@ -128,7 +140,7 @@ def _apply_law(equations: Equations, law: Law | Pointwise, operands: Sequence[di
 def _write(equations: Equations, law: Law, operands: Sequence[list[Unknown]]) -> None:
     for store, laws in ((equations.real, law.real), (equations.sign, law.sign)):
         for relation in laws:
-            equation: Equation = defaultdict(Fraction)
+            equation: Equation = defaultdict(int)
             for i, coefficient in relation.items():
                 for unknown in operands[i]:
                     equation[unknown] += coefficient
@@ -147,59 +159,112 @@ def pointwise_law(group: ActivationGroup) -> Law:
     return Law(real, sign, linear=group.kind == "all")
 
 
-def solve(unknowns: Sequence[Unknown], equations: Sequence[Equation], modulus: int = 0) -> list[dict[Unknown, Fraction]]:
-    """A basis of the null space, each vector as unknown → coefficient. `modulus` 2 solves over the two-element field."""
-    reduce = (lambda c: Fraction(c.numerator % 2)) if modulus else (lambda c: c)
-    pivots: dict[Unknown, Equation] = {}  # unknown → its expression in other unknowns
+def solve(unknowns: Sequence[Unknown], equations: Sequence[Equation], modulus: int = 0) -> list[Solution]:
+    """A basis of the null space, vectors as unknown → coefficient; `modulus` 2 solves over the two-element field."""
+    classes = _Classes(modulus)
+    longer = [e for e in equations if not classes.absorb(e)]
+    expressed = _eliminate([classes.in_roots(e) for e in longer], modulus)
+    basis: dict[Unknown, Solution] = {}
+    for u in unknowns:
+        root, ratio = classes.find(u)
+        if root not in classes.zero:
+            for free, c in expressed.get(root, {root: _ONE}).items():
+                basis.setdefault(free, {})[u] = c if ratio == 1 else -c
+    return [_whole(vector) for vector in basis.values()]
 
-    def substitute(equation: Equation) -> Equation:
-        todo, result = dict(equation), defaultdict(Fraction)
-        while todo:
-            u, c = todo.popitem()
-            if u in pivots:
-                for v, d in pivots[u].items():
-                    todo[v] = todo.get(v, Fraction(0)) + c * d
-            else:
-                result[u] += c
-        return {u: c for u, c in ((u, reduce(c)) for u, c in result.items()) if c != 0}
 
-    def find(u: Unknown) -> None:
-        """Shorten the chain of substitutions below a pivot, so that it is walked once."""
-        chain = []
-        while u in pivots and len(pivots[u]) == 1 and next(iter(pivots[u])) in pivots:
-            chain.append(u)
-            u = next(iter(pivots[u]))
-        for w in reversed(chain):
-            pivots[w] = substitute(pivots[w])
+class _Classes:
+    """Union-find over unknowns that are equal or opposite, or zero: what almost all equations say."""
 
-    for equation in sorted(equations, key=len):
-        for u in equation:
-            if u in pivots:
-                find(u)
-        row = substitute(equation)
+    def __init__(self, modulus: int) -> None:
+        self.modulus = modulus
+        self.parent: dict[Unknown, tuple[Unknown, int]] = {}  # unknown → (nearer to the root, ratio to it)
+        self.zero: set[Unknown] = set()
+
+    def find(self, u: Unknown) -> tuple[Unknown, int]:
+        """The root of an unknown's class and the ratio to it, with the way there shortened."""
+        way = []
+        while u in self.parent:
+            way.append(u)
+            u = self.parent[u][0]
+        ratio = 1
+        for w in reversed(way):
+            ratio *= self.parent[w][1]
+            self.parent[w] = (u, ratio)
+        return u, self.parent[way[0]][1] if way else 1
+
+    def absorb(self, equation: Equation) -> bool:
+        """Take in an equation of one unknown, or of two with coefficients ±1; False for any other."""
+        terms = [(u, c % 2 if self.modulus else c) for u, c in equation.items()]
+        terms = [(u, c) for u, c in terms if c]
+        if len(terms) == 1:
+            self.zero.add(self.find(terms[0][0])[0])
+        elif len(terms) == 2 and all(abs(c) == 1 for _, c in terms):
+            (u, c), (v, d) = terms
+            self._join(u, v, 1 if self.modulus else -c * d)
+        return len(terms) < 2 or (len(terms) == 2 and all(abs(c) == 1 for _, c in terms))
+
+    def _join(self, u: Unknown, v: Unknown, ratio: int) -> None:
+        """Let u = ratio · v."""
+        (a, p), (b, q) = self.find(u), self.find(v)
+        if a != b:
+            self.parent[a] = (b, p * q * ratio)
+            if a in self.zero:
+                self.zero.add(b)
+        elif p != q * ratio:
+            self.zero.add(a)  # an unknown that equals its opposite
+
+    def in_roots(self, equation: Equation) -> dict[Unknown, Fraction]:
+        """The equation between the classes its unknowns belong to."""
+        found: dict[Unknown, Fraction] = defaultdict(Fraction)
+        for u, c in equation.items():
+            root, ratio = self.find(u)
+            if root not in self.zero:
+                found[root] += c * ratio
+        return found
+
+
+def _eliminate(equations: Sequence[dict[Unknown, Fraction]], modulus: int) -> dict[Unknown, dict[Unknown, Fraction]]:
+    """Exact elimination: some unknowns expressed in the others."""
+    expressed: dict[Unknown, dict[Unknown, Fraction]] = {}
+
+    def reduced(c: Fraction) -> Fraction:
+        return Fraction(c.numerator % 2) if modulus else c
+
+    def rewrite(row: dict[Unknown, Fraction], u: Unknown, by: dict[Unknown, Fraction]) -> dict[Unknown, Fraction]:
+        c = row[u]
+        result = {v: d for v, d in row.items() if v != u}
+        for v, d in by.items():
+            result[v] = reduced(result.get(v, _ZERO) + c * d)
+        return {v: d for v, d in result.items() if d != 0}
+
+    for equation in equations:
+        row = {u: reduced(c) for u, c in equation.items() if reduced(c) != 0}
+        for u in list(row):
+            if u in expressed:
+                row = rewrite(row, u, expressed[u]) if u in row else row
         if row:
             pivot = next(iter(row))
-            pivots[pivot] = {u: reduce(-c / row[pivot]) for u, c in row.items() if u != pivot}
-    free = [u for u in unknowns if u not in pivots]
-    basis: dict[Unknown, dict[Unknown, Fraction]] = {u: {u: Fraction(1)} for u in free}
-    for u in unknowns:
-        if u in pivots:
-            find(u)
-            for v, c in substitute({u: Fraction(1)}).items():
-                basis[v][u] = c
-    return [_whole(vector) for vector in basis.values()]
+            by = {u: reduced(-c / row[pivot]) for u, c in row.items() if u != pivot}
+            expressed = {u: rewrite(e, pivot, by) if pivot in e else e for u, e in expressed.items()}
+            expressed[pivot] = by
+    return expressed
 
 
 def _whole(vector: dict[Unknown, Fraction]) -> dict[Unknown, Fraction]:
     """The same direction with whole coprime coefficients, the first one positive."""
     many = lcm(*(c.denominator for c in vector.values()))
     common = gcd(*(int(c * many) for c in vector.values()))
+    common = common if vector[min(vector)] > 0 else -common
     return {u: c * many / common for u, c in vector.items()}
 
 
 def independent_on(
-    basis: Sequence[dict[Unknown, Fraction]], seen: set[Unknown], known: Sequence[dict[Unknown, Fraction]] = (), modulus: int = 0
-) -> list[dict[Unknown, Fraction]]:
+    basis: Sequence[dict[Unknown, Fraction]],
+    seen: set[Unknown],
+    known: Sequence[dict[Unknown, Fraction]] = (),
+    modulus: int = 0,
+) -> list[Solution]:
     """Those vectors of a basis that are independent of each other and of `known` ones where it can be `seen`."""
     rows: list[tuple[Unknown, dict[Unknown, Fraction]]] = []
 
@@ -217,7 +282,11 @@ def independent_on(
         return bool(vector)
 
     def visible(vector: dict[Unknown, Fraction]) -> dict[Unknown, Fraction]:
-        return {u: Fraction(c.numerator % 2) if modulus else c for u, c in vector.items() if u in seen and (c % 2 if modulus else c)}
+        return {
+            u: Fraction(c.numerator % 2) if modulus else c
+            for u, c in vector.items()
+            if u in seen and (c % 2 if modulus else c)
+        }
 
     for vector in known:
         adds(visible(vector))

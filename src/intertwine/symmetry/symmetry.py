@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.errors import InputError, MismatchError
-from intertwine.graph.capture import Program, capture, empty_caches, tied_names
+from intertwine.graph.capture import capture, empty_caches, tied_names
 from intertwine.graph.graph import build_graph
+from intertwine.graph.program import Program
 from intertwine.graph.tape import Joined, Permuted, Value
 from intertwine.symmetry.certificate import TOLERANCE, Certificate
 from intertwine.symmetry.discover import Discovery, discover
@@ -82,12 +83,12 @@ class Symmetry:
     @property
     def log_order(self) -> float:
         """ln of the number of permutations."""
-        return sum(w.group.log_order for w in self.wires)
+        return sum((w.group.log_order for w in self.wires), 0.0)
 
     @property
     def log_signs(self) -> float:
         """ln of the number of sign patterns."""
-        return sum(w.group.log_signs for w in self.wires)
+        return sum((w.group.log_signs for w in self.wires), 0.0)
 
     @property
     def dimension(self) -> int:
@@ -172,7 +173,9 @@ class Symmetry:
         graph = self._discovery.graph
         if name not in graph.sites:
             near = [s for s in graph.sites if name.split(".")[0] in s][:8] or list(graph.sites)[:8]
-            raise InputError(f"No tensor is computed under a module called {name!r}. Modules with features: {', '.join(near)} …")
+            raise InputError(
+                f"No tensor is computed under a module called {name!r}. Modules with features: {', '.join(near)} …"
+            )
         return self._act_on_value(g, name, graph.values[graph.sites[name]], x)
 
     def _act_on_value(self, g: Element, name: str, value: Value, x: Tensor) -> Tensor:
@@ -183,7 +186,9 @@ class Symmetry:
         )
         if not value.lazy:
             layout = self._discovery.layout(value)
-            if x.ndim != value.ndim or any(_movable(a) and a.size != n for a, n in zip(layout.axes, x.shape, strict=True)):
+            if x.ndim != value.ndim or any(
+                _movable(a) and a.size != n for a, n in zip(layout.axes, x.shape, strict=True)
+            ):
                 raise unlike
             return act(_resized(layout, x.shape), x, g)
         if tuple(x.shape) != value.shape:
@@ -210,7 +215,9 @@ class Symmetry:
         names = {id(p): name for name, p in model.named_parameters()}
         order = [names.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
         if None in order:
-            raise MismatchError("The optimizer holds parameters that are not the model's. Pass the model the optimizer was made for.")
+            raise MismatchError(
+                "The optimizer holds parameters that are not the model's. Pass the model the optimizer was made for."
+            )
         for index, name in enumerate(order):
             layout = self._discovery.parameters.get(tied_names(model)[str(name)])
             for key, value in state["state"].get(index, {}).items():
@@ -220,7 +227,16 @@ class Symmetry:
 
     # -- proof -----------------------------------------------------------------------------------------------------
 
-    def certify(self, model: nn.Module, *example_args: Any, trials: int = 3, seed: int = 0, tolerance: float = TOLERANCE, per_wire: bool = True, **example_kwargs: Any) -> Certificate:
+    def certify(
+        self,
+        model: nn.Module,
+        *example_args: Any,
+        trials: int = 3,
+        seed: int = 0,
+        tolerance: float = TOLERANCE,
+        per_wire: bool = True,
+        **example_kwargs: Any,
+    ) -> Certificate:
         """Prove the symmetry on a model: random elements act in float64 and the function is measured.
 
         Args:
@@ -243,18 +259,30 @@ class Symmetry:
 
     def _check_element(self, g: Element) -> None:
         if not isinstance(g, Element):
-            raise InputError(f"An Element was expected, a {type(g).__name__} was given. Make one with sym.random(), sym.identity() or Element.load(file).")
+            raise InputError(
+                f"An Element was expected, a {type(g).__name__} was given. Make one with sym.random(), "
+                f"sym.identity() or Element.load(file)."
+            )
         if g.signature != self.signature:
-            raise MismatchError("The element belongs to the symmetry of another architecture. Use an element made by this symmetry (sym.random, Element.load of its file).")
+            raise MismatchError(
+                "The element belongs to the symmetry of another architecture. Use an element made by this "
+                "symmetry (sym.random, Element.load of its file)."
+            )
 
     def _check_model(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"A torch.nn.Module was expected, a {type(model).__name__} was given.")
-        shapes = {n: tuple(t.shape) for n, t in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]}
+        shapes = {
+            n: tuple(t.shape)
+            for n, t in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        }
         for name, layout in self._discovery.parameters.items():
             if shapes.get(name) != layout.shape:
                 found = f"has shape {shapes[name]}" if name in shapes else "does not exist"
-                raise MismatchError(f"This symmetry is of an architecture in which {name!r} has shape {layout.shape}; in the given model it {found}. Call intertwine.symmetry on this model.")
+                raise MismatchError(
+                    f"This symmetry is of an architecture in which {name!r} has shape {layout.shape}; in the "
+                    f"given model it {found}. Call intertwine.symmetry on this model."
+                )
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -268,7 +296,8 @@ class Symmetry:
         }
 
     def __repr__(self) -> str:
-        return f"Symmetry({len(self.wires)} wires, e^{self.log_order:.0f} permutations, {self.dimension} continuous dimensions, {len(self.frozen)} frozen axes)"
+        size = f"e^{self.log_order:.0f} permutations, {self.dimension} continuous dimensions"
+        return f"Symmetry({len(self.wires)} wires, {size}, {len(self.frozen)} frozen axes)"
 
 
 #: How the tensors an optimizer keeps per parameter move: (degree, whether a sign is carried).
@@ -284,7 +313,8 @@ def _moved_moment(key: str, value: Tensor, layout: Layout, g: Element) -> Tensor
     if key not in MOMENTS:
         raise InputError(
             f"The optimizer keeps {key!r} for each parameter, and how that moves is not known. "
-            f"Known states: {', '.join(sorted(MOMENTS))} (SGD, Adam and its relatives, RMSprop, Adagrad, Adadelta, Rprop, ASGD)."
+            f"Known states: {', '.join(sorted(MOMENTS))} (SGD, Adam and its relatives, RMSprop, Adagrad, "
+            f"Adadelta, Rprop, ASGD)."
         )
     degree, signed = MOMENTS[key]
     moved = act(layout, value, g, degree)
@@ -305,7 +335,8 @@ def unit_element(sym: Symmetry, model: nn.Module, names: tuple[str, ...]) -> Ele
         move = moves[leaf.strand]
         if power is None or move.scale is None or not bool(weight.all()) or (flip is None and bool((weight < 0).any())):
             raise InputError(
-                f"{name!r} cannot be folded into its consumers (it holds zeros, or signs that nothing takes up), so no matrix can "
+                f"{name!r} cannot be folded into its consumers (it holds zeros, or signs that nothing takes "
+                f"up), so no matrix can "
                 "act through it. Use intertwine.symmetry without continuous=True."
             )
         scale, sign = move.scale.clone(), move.sign

@@ -57,7 +57,9 @@ class Group:
             both, plus, minus = min(self.scales, self.signs), self.scales, self.signs
             powers = [("(R*)", both), ("(R₊)", plus - both), ("{±1}", minus - both)]
             parts = [f"S_{n}"] if self.permutes else []
-            parts += [f"{base}{n if k == 1 else f'{k}·{n}'}".replace(")", ")^").replace("}", "}^") for base, k in powers if k]
+            parts += [
+                f"{base}{n if k == 1 else f'{k}·{n}'}".replace(")", ")^").replace("}", "}^") for base, k in powers if k
+            ]
         text = " ⋉ ".join(parts) or "1"
         if not self.copies:
             return text
@@ -68,8 +70,8 @@ class Group:
 class Slot:
     """One place where a wire acts: an axis of a parameter or buffer, or a block of it.
 
-    The wire's index i sits at positions `offset + stride · i (+ what lies inside a stride)` of the axis. `powers` are the
-    exponents with which each scale of the wire enters there, `flips` the same for signs; `role` says it in a word.
+    The wire's index i sits at positions `offset + stride · i (+ what lies inside a stride)` of the axis. `powers` are
+    the exponents with which each scale of the wire enters there, `flips` the same for signs; `role` says it in a word.
     """
 
     parameter: str
@@ -112,5 +114,5 @@ class Frozen:
     what: str
     reason: str
 
-    def __iter__(self):  # noqa: ANN204
+    def __iter__(self):
         return iter((self.what, self.reason))

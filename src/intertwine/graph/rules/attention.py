@@ -12,7 +12,17 @@ from intertwine.graph.tape import PINNED, Label, Tape, Value
 
 
 @rule("aten.scaled_dot_product_attention")
-def scaled_dot_product_attention(t: Tape, q: Value, k: Value, v: Value, attn_mask: Value | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Value:
+def scaled_dot_product_attention(
+    t: Tape,
+    q: Value,
+    k: Value,
+    v: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
     out_shape = t.shape
     if enable_gqa and q.shape[-3] != k.shape[-3]:
         return _grouped(t, q, k, v, attn_mask, is_causal)
@@ -40,7 +50,17 @@ def _group_mask(t: Tape, mask: Value, heads: int, each: int) -> Value:
     return t.reshape(mask, (*mask.shape[:-3], *own, *mask.shape[-2:]))
 
 
-def _attend(t: Tape, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, lead_q: list[Label], lead_k: list[Label], shape: tuple[int, ...]) -> Value:
+def _attend(
+    t: Tape,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    causal: bool,
+    lead_q: list[Label],
+    lead_k: list[Label],
+    shape: tuple[int, ...],
+) -> Value:
     rows, columns = (PINNED, PINNED) if causal else ("query", "key")
     scores_shape = (*q.shape[:-2], q.shape[-2], k.shape[-2])
     scores_labels = [*lead_q, "query", "key"]

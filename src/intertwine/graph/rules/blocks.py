@@ -21,7 +21,16 @@ def stack(t: Tape, tensors: Sequence[Value], dim: int = 0) -> Value:
     return t.concat([t.reshape(x, shape) for x in tensors], dim)
 
 
-@rule("aten.split.Tensor", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.split_with_sizes_copy", "aten.split.sizes", "aten.split_copy.Tensor", "aten.unsafe_split.Tensor")
+@rule(
+    "aten.split.Tensor",
+    "aten.split_with_sizes",
+    "aten.chunk",
+    "aten.tensor_split",
+    "aten.split_with_sizes_copy",
+    "aten.split.sizes",
+    "aten.split_copy.Tensor",
+    "aten.unsafe_split.Tensor",
+)
 def split(t: Tape, x: Value, _sizes: Any, dim: int = 0) -> tuple[Value, ...]:
     assert t.call is not None
     dim %= x.ndim
@@ -68,7 +77,14 @@ def slice_(t: Tape, x: Value, dim: int = 0, start: int | None = None, end: int |
     return t.multilinear([[(x, labels)]], labels)
 
 
-@rule("aten.pad", "aten.constant_pad_nd", "aten.reflection_pad1d", "aten.reflection_pad2d", "aten.replication_pad2d", "aten.replication_pad1d")
+@rule(
+    "aten.pad",
+    "aten.constant_pad_nd",
+    "aten.reflection_pad1d",
+    "aten.reflection_pad2d",
+    "aten.replication_pad2d",
+    "aten.replication_pad1d",
+)
 def pad(t: Tape, x: Value, pads: Sequence[int], mode: Any = "constant", value: float | None = None) -> Value:
     assert t.call is not None
     constant = mode == "constant" or not isinstance(mode, str)
@@ -79,7 +95,11 @@ def pad(t: Tape, x: Value, pads: Sequence[int], mode: Any = "constant", value: f
     touched = [x.ndim - 1 - i // 2 for i in range(0, len(pads), 2) if pads[i] or pads[i + 1]]
     for d in touched:
         before, after = pads[2 * (x.ndim - 1 - d)], pads[2 * (x.ndim - 1 - d) + 1]
-        x = _pad_axis(t, x, d, before, after, float(value or 0)) if constant else _pin_axis(t, x, d, x.shape[d] + before + after)
+        x = (
+            _pad_axis(t, x, d, before, after, float(value or 0))
+            if constant
+            else _pin_axis(t, x, d, x.shape[d] + before + after)
+        )
     return x
 
 
@@ -87,7 +107,9 @@ def _pad_axis(t: Tape, x: Value, dim: int, before: int, after: int, value: float
     """Constant padding lays uniform blocks beside the axis; they are free to move among themselves."""
     start, length = max(-before, 0), x.shape[dim] + min(before, 0) + min(after, 0)
     x = t.narrow(x, dim, start, length)
-    blocks = [t.uniform((*x.shape[:dim], n, *x.shape[dim + 1 :]), zero=value == 0) if n > 0 else None for n in (before, after)]
+    blocks = [
+        t.uniform((*x.shape[:dim], n, *x.shape[dim + 1 :]), zero=value == 0) if n > 0 else None for n in (before, after)
+    ]
     return t.concat([b for b in (blocks[0], x, blocks[1]) if b is not None], dim)
 
 

@@ -1,4 +1,4 @@
-"""Rules for tensors made on the spot: filled with one number they are alike along every axis, else they are constants."""
+"""Rules for tensors made on the spot: filled with one number they are alike along every axis, else constants."""
 
 from __future__ import annotations
 
@@ -13,17 +13,35 @@ def zeros(t: Tape, *_: Any, **__: Any) -> Value:
     return t.uniform(t.shape, zero=True)
 
 
-@rule("aten.ones", "aten.ones_like", "aten.new_ones", "aten.full", "aten.full_like", "aten.new_full", "aten.fill", "aten.fill_")
+@rule(
+    "aten.ones",
+    "aten.ones_like",
+    "aten.new_ones",
+    "aten.full",
+    "aten.full_like",
+    "aten.new_full",
+    "aten.fill",
+    "aten.fill_",
+)
 def full(t: Tape, *_: Any, **__: Any) -> Value:
     return t.uniform(t.shape)
 
 
-@rule("aten.empty", "aten.empty_like", "aten.new_empty", "aten.arange", "aten.eye", "aten.linspace", "aten.scalar_tensor")
+@rule(
+    "aten.empty", "aten.empty_like", "aten.new_empty", "aten.arange", "aten.eye", "aten.linspace", "aten.scalar_tensor"
+)
 def constant(t: Tape, *_: Any, **__: Any) -> Value:
     return t.fixed(t.shape, "it meets a constant")
 
 
-@rule("aten._assert_tensor_metadata", "aten._assert_async", "aten.sym_size", "aten.size", "aten.sym_numel", "aten._assert_scalar")
+@rule(
+    "aten._assert_tensor_metadata",
+    "aten._assert_async",
+    "aten.sym_size",
+    "aten.size",
+    "aten.sym_numel",
+    "aten._assert_scalar",
+)
 def nothing(t: Tape, *_: Any, **__: Any) -> None:
     return None
 

@@ -38,7 +38,9 @@ def generic_pointwise(t: Tape, *args: Any, **kwargs: Any) -> Value:
     return t.joint([(x, spread(t, x)) for x in tensors], out_labels(t))
 
 
-def _of_one_tensor(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _of_one_tensor(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[torch.Tensor], torch.Tensor]:
     def fn(v: torch.Tensor) -> torch.Tensor:
         # an in-place op must not see the caller's tensor
         def put(a: Any) -> Any:
@@ -50,7 +52,9 @@ def _of_one_tensor(target: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def _key(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    return f"{op}{tuple('x' if isinstance(a, Value) else a for a in args)}{sorted((k, str(a)) for k, a in kwargs.items())}"
+    return (
+        f"{op}{tuple('x' if isinstance(a, Value) else a for a in args)}{sorted((k, str(a)) for k, a in kwargs.items())}"
+    )
 
 
 def _tensors(value: Any) -> Iterator[Value]:
@@ -63,12 +67,29 @@ def _tensors(value: Any) -> Iterator[Value]:
         yield from _tensors(list(value.values()))
 
 
-@rule("aten.relu6", "aten.hardswish", "aten.hardsigmoid", "aten.log_sigmoid", "aten.softshrink", "aten.hardshrink", "aten.threshold", "aten.logit")
+@rule(
+    "aten.relu6",
+    "aten.hardswish",
+    "aten.hardsigmoid",
+    "aten.log_sigmoid",
+    "aten.softshrink",
+    "aten.hardshrink",
+    "aten.threshold",
+    "aten.logit",
+)
 def named_activation(t: Tape, *args: Any, **kwargs: Any) -> Value:
     return generic_pointwise(t, *args, **kwargs)
 
 
-@rule("aten.add.Tensor", "aten.sub.Tensor", "aten.add_.Tensor", "aten.sub_.Tensor", "aten.__iadd__", "aten.__isub__", "aten.rsub.Tensor")
+@rule(
+    "aten.add.Tensor",
+    "aten.sub.Tensor",
+    "aten.add_.Tensor",
+    "aten.sub_.Tensor",
+    "aten.__iadd__",
+    "aten.__isub__",
+    "aten.rsub.Tensor",
+)
 def add(t: Tape, a: Value, b: Any, alpha: float = 1) -> Value:
     if not isinstance(b, Value) or not isinstance(a, Value):
         return generic_pointwise(t, a, b)
@@ -113,7 +134,9 @@ def _choose(t: Tape, condition: Value, *choices: Any) -> Value:
     last = len(operands)
     laws = {}
     for label in out_labels(t):
-        real: list[dict[int, int]] = [{i: 1, last: -1} if label in operands[i][1] else {last: 1} for i in range(1, last)]
+        real: list[dict[int, int]] = [
+            {i: 1, last: -1} if label in operands[i][1] else {last: 1} for i in range(1, last)
+        ]
         real += [{0: 1}] + ([{last: 1}] if constant else [])
         laws[label] = Law(tuple(real), tuple(real) + (({last: 1},) if infinite else ()))
     return t.joint(operands, out_labels(t), laws=laws)

@@ -92,7 +92,16 @@ def unfold_windows(t: Tape, x: Value, dim: int, size: int, step: int) -> Value:
     return t.multilinear([[(x, labels)]], [*labels, PINNED])
 
 
-@rule("aten.max.dim", "aten.min.dim", "aten.topk", "aten.sort", "aten.argsort", "aten.argmax", "aten.argmin", "aten.median.dim")
+@rule(
+    "aten.max.dim",
+    "aten.min.dim",
+    "aten.topk",
+    "aten.sort",
+    "aten.argsort",
+    "aten.argmax",
+    "aten.argmin",
+    "aten.median.dim",
+)
 def ranked(t: Tape, x: Value, *args: Any, **kwargs: Any) -> Value | tuple[Value, ...]:
     """Positions along one axis are compared and reported, so that axis keeps its order; the others pass."""
     assert t.call is not None

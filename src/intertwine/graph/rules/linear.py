@@ -33,7 +33,9 @@ def matmul(t: Tape, a: Value, b: Value, **_: object) -> Value:
 def addmm(t: Tape, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
     labels_a, labels_b, out = matmul_labels(a.shape, b.shape)
     own = out[len(out) - bias.ndim :]
-    own = [label if n == t.shape[i - bias.ndim] else None for i, (label, n) in enumerate(zip(own, bias.shape, strict=True))]
+    own = [
+        label if n == t.shape[i - bias.ndim] else None for i, (label, n) in enumerate(zip(own, bias.shape, strict=True))
+    ]
     # with beta = 0 the bias is ignored by the op, whatever its values are
     return t.multilinear([[(a, labels_a), (b, labels_b)], *([[(bias, own)]] if beta != 0 else [])], out)
 
@@ -56,7 +58,10 @@ def tensordot(t: Tape, a: Value, b: Value, dims_a: Sequence[int], dims_b: Sequen
 def einsum(t: Tape, equation: str, operands: Sequence[Value], **_: object) -> Value:
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
-    wild = max((v.ndim - len(term.replace("...", "")) for v, term in zip(operands, terms, strict=True) if "..." in term), default=0)
+    wild = max(
+        (v.ndim - len(term.replace("...", "")) for v, term in zip(operands, terms, strict=True) if "..." in term),
+        default=0,
+    )
     labels = [_spell(term, v.ndim, wild) for v, term in zip(operands, terms, strict=True)]
     letters = [x for term in terms for x in term.replace("...", "")]
     implicit = "..." * ("..." in inputs) + "".join(sorted(x for x in set(letters) if letters.count(x) == 1))

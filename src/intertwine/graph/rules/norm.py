@@ -17,17 +17,48 @@ Equations = tuple[dict[int, int], ...]
 
 
 @rule("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")
-def batch_norm(t: Tape, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: object) -> Value:
+def batch_norm(
+    t: Tape,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: object,
+) -> Value:
     stored = not training and mean is not None
     return _channel_norm(t, x, weight, bias, mean, var, eps, stored)
 
 
 @rule("aten.instance_norm")
-def instance_norm(t: Tape, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None, use_input_stats: bool, momentum: float, eps: float, *_: object) -> Value:
+def instance_norm(
+    t: Tape,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    *_: object,
+) -> Value:
     return _channel_norm(t, x, weight, bias, mean, var, eps, stored=not use_input_stats)
 
 
-def _channel_norm(t: Tape, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None, eps: float, stored: bool) -> Value:
+def _channel_norm(
+    t: Tape,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    eps: float,
+    stored: bool,
+) -> Value:
     labels = out_labels(t)
     channel = labels[1]
     given = {"x": x, "weight": weight, "bias": bias, "mean": mean, "var": var}
@@ -45,13 +76,21 @@ def _channel_norm(t: Tape, x: Value, weight: Value | None, bias: Value | None, m
 
 
 def _number(equations: Sequence[dict[str, int]], names: Sequence[str]) -> Equations:
-    """Equations by name → by position; an absent tensor has no scale, and an equation about an absent one is dropped."""
+    """Equations by name → by position; an absent tensor has no scale, an equation that begins with one is dropped."""
     kept = [e for e in equations if next(iter(e)) in names]
     return tuple({names.index(name): c for name, c in e.items() if name in names} for e in kept)
 
 
 @rule("aten.layer_norm")
-def layer_norm(t: Tape, x: Value, shape: Sequence[int], weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5, *_: object) -> Value:
+def layer_norm(
+    t: Tape,
+    x: Value,
+    shape: Sequence[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    *_: object,
+) -> Value:
     return normalise(t, x, out_labels(t)[x.ndim - len(shape) :], weight, bias, centred=True)
 
 
@@ -60,7 +99,9 @@ def rms_norm(t: Tape, x: Value, shape: Sequence[int], weight: Value | None = Non
     return normalise(t, x, out_labels(t)[x.ndim - len(shape) :], weight, None, centred=False)
 
 
-def normalise(t: Tape, x: Value, over: Sequence[Label], weight: Value | None, bias: Value | None, centred: bool) -> Value:
+def normalise(
+    t: Tape, x: Value, over: Sequence[Label], weight: Value | None, bias: Value | None, centred: bool
+) -> Value:
     """Normalise over some axes of `x`, then scale and shift by tensors that span the same axes."""
     labels = out_labels(t)
     operands = [(v, own) for v, own in ((x, labels), (weight, list(over)), (bias, list(over))) if v is not None]
@@ -69,11 +110,19 @@ def normalise(t: Tape, x: Value, over: Sequence[Label], weight: Value | None, bi
     sign = [{"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}, *([{"x": 1}] if centred else [])]
     law = Law(_number(real, names), _number(sign, names))
     length = Length(over[0], weight) if len(over) == 1 and not centred else None
-    return t.joint(operands, labels, mixes=over, laws={label: law for label in over}, length=length)
+    return t.joint(operands, labels, mixes=over, laws=dict.fromkeys(over, law), length=length)
 
 
 @rule("aten.group_norm")
-def group_norm(t: Tape, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5, *_: object) -> Value:
+def group_norm(
+    t: Tape,
+    x: Value,
+    groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    *_: object,
+) -> Value:
     within = x.shape[1] // groups
     shape = (x.shape[0], groups, within, *x.shape[2:])
     grouped = t.reshape(x, shape)
@@ -82,14 +131,17 @@ def group_norm(t: Tape, x: Value, groups: int, weight: Value | None = None, bias
     names = ["x", *(["weight"] if weight is not None else []), *(["bias"] if bias is not None else []), "out"]
     affine = [{"x": 1}, {"out": 1, "weight": -1}, {"bias": 1, "out": -1}]
     flip = [{"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}]  # a whole group may change its sign, mean and all
-    laws = {labels[1]: Law(_number(affine, names), _number(flip, names)), labels[2]: Law(*(_number(affine, names),) * 2)}
+    laws = {
+        labels[1]: Law(_number(affine, names), _number(flip, names)),
+        labels[2]: Law(*(_number(affine, names),) * 2),
+    }
     operands = [(grouped, labels), (weight, labels[1:3]), (bias, labels[1:3])]
     result = t.joint(operands, labels, shape, mixes=labels[2:], laws=laws)
     return t.reshape(result, x.shape)
 
 
 @rule("aten._weight_norm", "aten._weight_norm_interface")
-def weight_norm(t: Tape, v: Value, g: Value, dim: int = 0) -> Value:
+def weight_norm(t: Tape, v: Value, g: Value, dim: int = 0) -> Value | tuple[Value, Value]:
     labels = t.labels(v)
     own = [label if n == v.shape[i] else None for i, (label, n) in enumerate(zip(labels, g.shape, strict=True))]
     laws = {}
@@ -98,6 +150,8 @@ def weight_norm(t: Tape, v: Value, g: Value, dim: int = 0) -> Value:
             laws[label] = Law(({2: 1, 1: -1},), ({0: 1, 1: 1, 2: 1},))
         else:  # a norm is taken along this axis: signs pass, scales do not
             laws[label] = Law(({0: 1}, {2: 1}), ({0: 1, 2: 1},))
-    result = t.joint([(v, labels), (g, own)], labels, v.shape, mixes=[x for i, x in enumerate(labels) if own[i] is None], laws=laws)
+    result = t.joint(
+        [(v, labels), (g, own)], labels, v.shape, mixes=[x for i, x in enumerate(labels) if own[i] is None], laws=laws
+    )
     assert t.call is not None
     return (result, t.fixed(t.call.shapes[1])) if len(t.call.shapes) > 1 and t.call.shapes[1] is not None else result

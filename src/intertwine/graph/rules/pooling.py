@@ -38,11 +38,20 @@ def maximum(t: Tape, x: Value, *_: Any, **__: Any) -> Value:
     return _maximum(t, x)
 
 
-@rule("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices", "aten.max_pool1d_with_indices", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool1d", "aten.adaptive_max_pool3d")
+@rule(
+    "aten.max_pool2d_with_indices",
+    "aten.max_pool3d_with_indices",
+    "aten.max_pool1d_with_indices",
+    "aten.adaptive_max_pool2d",
+    "aten.adaptive_max_pool1d",
+    "aten.adaptive_max_pool3d",
+)
 def maximum_and_place(t: Tape, x: Value, *_: Any, **__: Any) -> tuple[Value, Value]:
     labels = _spatial(x, _space(t))
     places = Law(({1: 1},), ({0: 1}, {1: 1}))  # where the maximum lies does not care for a positive scale
-    return _maximum(t, x), t.joint([(x, labels)], labels, laws={label: places for label in labels if label is not PINNED})
+    return _maximum(t, x), t.joint(
+        [(x, labels)], labels, laws={label: places for label in labels if label is not PINNED}
+    )
 
 
 def _maximum(t: Tape, x: Value) -> Value:
@@ -56,4 +65,8 @@ def grid_sample(t: Tape, x: Value, grid: Value, *_: Any) -> Value:
     space = x.ndim - 2
     batch: list[Label] = ["batch"]
     where = [*batch, *[PINNED] * (space + 1)]
-    return t.joint([(x, [*batch, "channel", *[PINNED] * space]), (grid, where)], [*batch, "channel", *[PINNED] * space], laws={"channel": Law(({0: 1, 2: -1},), ({0: 1, 2: 1},))})
+    return t.joint(
+        [(x, [*batch, "channel", *[PINNED] * space]), (grid, where)],
+        [*batch, "channel", *[PINNED] * space],
+        laws={"channel": Law(({0: 1, 2: -1},), ({0: 1, 2: 1},))},
+    )

@@ -22,7 +22,9 @@ def _gate(t: Tape, x: Value, weight: Value, bias: Value | None, k: int, size: in
     block = t.narrow(weight, 0, k * size, size)
     own = t.narrow(bias, 0, k * size, size) if bias is not None else None
     lead = t.labels(x, 1)
-    return t.multilinear([[(x, [*lead, "in"]), (block, ["out", "in"])], [(own, ["out"])]], [*lead, "out"], (*x.shape[:-1], size))
+    return t.multilinear(
+        [[(x, [*lead, "in"]), (block, ["out", "in"])], [(own, ["out"])]], [*lead, "out"], (*x.shape[:-1], size)
+    )
 
 
 def _sum(t: Tape, *xs: Value) -> Value:
@@ -45,12 +47,17 @@ def lstm_step(t: Tape, x: Value, states: list[Value], own: Sequence[Value]) -> l
     w_in, w_hh, b_in, b_hh = _split(own)
     size = w_in.shape[0] // 4
     gates = [_sum(t, _gate(t, x, w_in, b_in, k, size), _gate(t, h, w_hh, b_hh, k, size)) for k in range(4)]
-    opened = [t.pointwise(torch.tanh if k == 2 else torch.sigmoid, g, "tanh" if k == 2 else "sigmoid") for k, g in enumerate(gates)]
+    opened = [
+        t.pointwise(torch.tanh if k == 2 else torch.sigmoid, g, "tanh" if k == 2 else "sigmoid")
+        for k, g in enumerate(gates)
+    ]
     c = _sum(t, _times(t, opened[1], c), _times(t, opened[0], opened[2]))
     y = _times(t, opened[3], t.pointwise(torch.tanh, c, "tanh"))
     if len(own) in (3, 5):
         lead = t.labels(y, 1)
-        y = t.multilinear([[(y, [*lead, "in"]), (own[-1], ["out", "in"])]], [*lead, "out"], (*y.shape[:-1], own[-1].shape[0]))
+        y = t.multilinear(
+            [[(y, [*lead, "in"]), (own[-1], ["out", "in"])]], [*lead, "out"], (*y.shape[:-1], own[-1].shape[0])
+        )
     return [y, c]
 
 

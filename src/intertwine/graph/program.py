@@ -1,0 +1,101 @@
+"""Programs: a captured forward as data. What enters, the calls in order, what leaves."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A use of the value called `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One op: `target(*args, **kwargs)`, its results named `name`, with shapes, source line and module path."""
+
+    name: str
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    shapes: tuple[tuple[int, ...] | None, ...]  # one per result tensor; None for a result that is not a tensor
+    dtype: torch.dtype | None
+    where: str
+    path: str
+    aliases: bool  # whether the result shares storage with the first argument
+
+    @property
+    def place(self) -> str:
+        """Where the call stands, for a reader: `model.py:12` or `layer1.conv2`, or both."""
+        return " in ".join(x for x in (self.where, self.path) if x) or "the model's forward"
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names of the values the call takes."""
+        return frozenset(_names((self.args, dict(self.kwargs))))
+
+    @property
+    def inplace(self) -> bool:
+        """Whether the first argument is written to."""
+        schema = getattr(self.target, "_schema", None)
+        return schema is not None and bool(schema.arguments) and bool(schema.arguments[0].is_write)
+
+    @property
+    def op(self) -> str:
+        return self.target.__name__ if self.target is operator.getitem else str(self.target)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor that enters the graph: a parameter, a buffer, a constant or an input of the model."""
+
+    name: str
+    kind: str  # "parameter" | "buffer" | "constant" | "input"
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    target: str | None = None  # qualified name of the parameter or buffer; tied tensors share the first of their names
+    moves: bool = False  # whether a group element may change it
+    tensor: Tensor | None = field(default=None, compare=False)  # the value of a constant
+
+
+@dataclass(frozen=True)
+class Program:
+    """The captured forward: what enters, the calls in order, what leaves."""
+
+    sources: tuple[Source, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[Ref, ...]
+    training: bool
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def written_sources(self) -> frozenset[str]:
+        """Names of the sources that some call writes to in place, directly or through a view."""
+        home = {source.name: source.name for source in self.sources}
+        written = set()
+        for call in self.calls:
+            first = call.args[0] if call.args and isinstance(call.args[0], Ref) else None
+            if first is not None and first.name in home and call.aliases:
+                home[call.name] = home[first.name]
+                if call.inplace:
+                    written.add(home[first.name])
+        return frozenset(written)
+
+
+def _names(value: Any) -> Iterator[str]:
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _names(v)
+    elif isinstance(value, dict):
+        yield from _names(list(value.values()))
