@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+from intertwine.shapes import Float, Int
 
 TEST_SIZE, EPOCHS, BATCH, RATE = 360, 30, 64, 3e-3
 

@@ -112,7 +112,7 @@ class Tape:
         """A sum of terms, each a product of tensors, summed over the labels that are not in `out`.
 
         Linear layers, convolutions, einsum, sums, products, transposes and broadcasts are all of this form. A third
-        entry in a factor is its power (−1 for a divisor). Factors whose value is None are left out, and so are empty terms.
+        entry in a factor is its power (−1 for a divisor). Factors whose value is None, and empty terms, are left out.
         """
         shape = self.shape if shape is None else shape
         kept = [[(f[0], f[1], f[2] if len(f) > 2 else 1) for f in term if f[0] is not None] for term in terms]

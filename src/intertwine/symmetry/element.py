@@ -10,12 +10,12 @@ from math import prod
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
+from intertwine.shapes import Float, Int
 from intertwine.symmetry.layout import Dim, Leaf, base_dims, spread
 
 

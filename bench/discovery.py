@@ -1,0 +1,94 @@
+"""How long discovery takes, and how it grows: chains of 100 to 3,000 calls and real networks, after export.
+
+Discovery is everything between the captured program and the symmetry: rules, fibres, scales. It should cost time linear
+in the number of calls; the last column is the time per call relative to the shortest chain. The floor beside it is one
+bare walk over the same program's calls that does nothing but resolve their arguments.
+
+    python bench/discovery.py [--out FILE.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def chain(calls: int) -> Any:
+    """A residual multilayer perceptron with about `calls` calls: linear, relu, linear, add per block and their marks."""
+    import torch
+    from torch import Tensor, nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 9), nn.Linear(9, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.b(torch.relu(self.a(x)))
+
+    return nn.Sequential(nn.Linear(3, 6), *(Block() for _ in range(max(calls // 7, 1))), nn.Linear(6, 2))
+
+
+def best_of(repeats: int, task: Callable[[], Any]) -> float:
+    """Shortest time of a few runs: the others were disturbed."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        task()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measure(name: str, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], repeats: int) -> dict[str, Any]:
+    from intertwine.graph.capture import capture
+    from intertwine.symmetry.symmetry import from_program
+
+    start = time.perf_counter()
+    program = capture(model, args, kwargs)
+    captured = time.perf_counter() - start
+    floor = best_of(repeats, lambda: [call.reads for call in program.calls])
+    seconds = best_of(repeats, lambda: from_program(program))
+    return {"name": name, "calls": len(program), "capture_s": captured, "discovery_s": seconds, "floor_s": floor}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "discovery.json")
+    parser.add_argument("--most", type=int, default=3000, help="calls in the longest chain")
+    options = parser.parse_args()
+    import torch
+    from catalogue import entries
+
+    torch.set_num_threads(1)
+    rows = []
+    for calls in (100, 300, 1000, 3000):
+        if calls <= options.most:
+            rows.append(measure(f"chain of {calls}", chain(calls), (torch.zeros(2, 3),), {}, repeats=3))
+    for source, name in (("torchvision", "resnet50"), ("torchvision", "densenet201"), ("timm", "nasnetalarge")):
+        entry = next(e for e in entries(source) if e.name == name)
+        model, args, kwargs = entry.build()
+        rows.append(measure(f"{source}/{name}", model, args, kwargs, repeats=3))
+    first = rows[0]["discovery_s"] / rows[0]["calls"]
+    print(
+        f"{'program':28} {'calls':>6} {'capture s':>10} {'discovery s':>12} {'ms per call':>12} {'× floor':>8} {'× first':>8}"
+    )
+    for r in rows:
+        each = r["discovery_s"] / r["calls"]
+        print(
+            f"{r['name']:28} {r['calls']:6} {r['capture_s']:10.2f} {r['discovery_s']:12.3f} {1000 * each:12.3f} "
+            f"{r['discovery_s'] / r['floor_s']:8.0f} {each / first:8.2f}"
+        )
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
