@@ -34,11 +34,14 @@ format: $(VENV)/.installed-dev  ## lay the code out and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-dev  ## run every bench/bench_*.py; the results go to bench/results
-	@set -e; for script in $(wildcard bench/bench_*.py); do echo "$$script"; $(BIN)/python "$$script"; done
+bench: $(VENV)/.installed-dev  ## measure everything: discovery time, fuzzed networks, coverage of real models (hours)
+	$(BIN)/python bench/discovery.py
+	$(BIN)/python bench/fuzz.py --cases 2000 --seed 0 --out bench/results/fuzz.json
+	$(BIN)/python bench/coverage.py --again
 
-docs: $(VENV)/.installed-dev  ## write the generated pages again: every docs/generate_*.py
-	@set -e; for script in $(wildcard docs/generate_*.py); do echo "$$script"; $(BIN)/python "$$script"; done
+docs: $(VENV)/.installed-dev  ## write the generated pages again from the results at hand
+	$(BIN)/python bench/coverage.py --page
+	$(BIN)/intertwine inspect examples/residual.py:net --svg docs/images/wires.svg
 
 clean:  ## remove the environment, caches and results
 	rm -rf $(VENV) out build dist .pytest_cache .ruff_cache .pyrefly_cache .hypothesis

@@ -120,10 +120,9 @@ def run(todo: list[tuple[str, str]], results: dict[str, dict[str, Any]], path: P
                     keep(row["source"], row["name"], row)
         missing = [t for t in tasks if "/".join(t) not in results]
         if missing:
-            keep(
-                *missing[0],
-                {"source": missing[0][0], "name": missing[0][1], "stopped": "the process was killed (memory)"},
-            )
+            source, name = missing[0]
+            why = f"the measuring process ended with code {process.returncode} (−9: out of memory)"
+            keep(source, name, {"source": source, "name": name, "stopped": why})
             if missing[1:]:
                 work(missing[1:])
 

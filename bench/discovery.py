@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def chain(calls: int) -> Any:
-    """A residual multilayer perceptron with about `calls` calls: linear, relu, linear, add per block and their marks."""
+    """A residual perceptron with about `calls` calls: linear, relu, linear, add per block, and their marks."""
     import torch
     from torch import Tensor, nn
 
@@ -76,15 +76,13 @@ def main() -> int:
         model, args, kwargs = entry.build()
         rows.append(measure(f"{source}/{name}", model, args, kwargs, repeats=3))
     first = rows[0]["discovery_s"] / rows[0]["calls"]
-    print(
-        f"{'program':28} {'calls':>6} {'capture s':>10} {'discovery s':>12} {'ms per call':>12} {'× floor':>8} {'× first':>8}"
-    )
+    columns = ("calls", "capture s", "discovery s", "ms per call", "× floor", "× first")
+    print(f"{'program':28} " + " ".join(f"{c:>12}" for c in columns))
     for r in rows:
         each = r["discovery_s"] / r["calls"]
-        print(
-            f"{r['name']:28} {r['calls']:6} {r['capture_s']:10.2f} {r['discovery_s']:12.3f} {1000 * each:12.3f} "
-            f"{r['discovery_s'] / r['floor_s']:8.0f} {each / first:8.2f}"
-        )
+        numbers = (f"{r['capture_s']:.2f}", f"{r['discovery_s']:.3f}", f"{1000 * each:.3f}")
+        ratios = (f"{r['discovery_s'] / r['floor_s']:.0f}", f"{each / first:.2f}")
+        print(f"{r['name']:28} " + " ".join(f"{c!s:>12}" for c in (r["calls"], *numbers, *ratios)))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(rows, indent=1))
     return 0

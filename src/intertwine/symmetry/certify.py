@@ -135,19 +135,21 @@ def _walk(
     errors: dict[str, float] = {w.name: 0.0 for w in symmetry.wires}
     start = symmetry.folded(model) if discovery.diagonals else model
     left, right = (_Runner(program, m, inputs) for m in (start, symmetry.act(g, model)))
+    raw: set[str] = set()  # names of memory nothing was written to yet: there is nothing to compare
     with float64_forward():
         for position, call in enumerate(program.calls):
             around = left.size_of_inputs(position)
             a, b = left.step(position), right.step(position)
             value = discovery.graph.values.get(call.name)
-            if (
-                not isinstance(a, Tensor)
-                or "empty" in call.op
-                or value is None
-                or not discovery.predicts(value)
-                or not a.is_floating_point()
-                or a.shape != value.shape
+            first = call.args[0] if call.args else None
+            if "empty" in call.op or (
+                isinstance(first, Ref) and first.name in raw and call.aliases and not call.inplace
             ):
+                raw.add(call.name)
+                continue
+            if not isinstance(a, Tensor) or value is None or not discovery.predicts(value):
+                continue
+            if not a.is_floating_point() or tuple(a.shape) != value.shape:
                 continue
             layout = discovery.layout(value)
             # a sum that cancels to rounding noise is judged by the size of what went into it
