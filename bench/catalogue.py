@@ -54,38 +54,13 @@ def _build(
     """Build one model with fixed random numbers, without disturbing those of the caller."""
     import torch
 
-    _declare_torchvision_ops()
+    from intertwine.models.torchvision_ops import declare_missing_ops
+
+    declare_missing_ops()  # timm and some of transformers import torchvision, so this comes before all three
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, args, kwargs = make(name)
     return model.eval(), args, kwargs
-
-
-_libraries: list[torch.library.Library] = []  # kept here because a declaration goes away together with its library
-
-
-def _declare_torchvision_ops() -> None:
-    """Let torchvision be imported where its compiled part does not load, as with a CPU build of torch.
-
-    Its import describes two operators that then do not exist, and fails. No model here runs them, so it is enough to
-    declare them. timm and some of transformers import torchvision, so this comes before all three.
-    """
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    import torch
-
-    spec = find_spec("torchvision")
-    if _libraries or spec is None or spec.origin is None:
-        return
-    compiled = sorted(Path(spec.origin).parent.glob("_C*"))
-    try:
-        torch.ops.load_library(str(compiled[0]))
-    except (IndexError, ImportError, OSError):
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _libraries.append(library)
 
 
 def _image(batch: int, side: int) -> torch.Tensor:
@@ -246,7 +221,9 @@ TIMM_OPTIONS: dict[str, dict[str, Any]] = {
 
 def smallest_of_each_timm_family() -> dict[str, str]:
     """Make the table `TIMM` anew; takes a few minutes, so it is only run when timm changes."""
-    _declare_torchvision_ops()
+    from intertwine.models.torchvision_ops import declare_missing_ops
+
+    declare_missing_ops()
     import timm
     import torch
 

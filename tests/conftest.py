@@ -11,7 +11,6 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from torchvision_cpu import declare_missing_ops
 
 # Property tests draw the same examples on every run, and a busy machine is no reason to fail.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -20,6 +19,8 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_configure() -> None:
     """Once per process, before anything of timm, torchvision or transformers is imported."""
+    from intertwine.models.torchvision_ops import declare_missing_ops
+
     declare_missing_ops()
     if "PYTEST_XDIST_WORKER" in os.environ:  # the workers already share the cores
         torch.set_num_threads(1)

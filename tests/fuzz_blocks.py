@@ -122,7 +122,9 @@ def same_size(shortcut: Tensor, y: Tensor) -> nn.Module:
         return nn.Sequential(pool, nn.Conv2d(shortcut.shape[1], y.shape[1], 1))
     tokens = nn.Identity()
     if shortcut.shape[1] != y.shape[1]:
-        tokens = Fn(lambda m, x: m.along(x.transpose(1, 2)).transpose(1, 2), along=nn.Linear(shortcut.shape[1], y.shape[1]))
+        tokens = Fn(
+            lambda m, x: m.along(x.transpose(1, 2)).transpose(1, 2), along=nn.Linear(shortcut.shape[1], y.shape[1])
+        )
     return nn.Sequential(tokens, nn.Linear(shortcut.shape[2], y.shape[2]))
 
 
@@ -265,7 +267,11 @@ def norm_by_hand(pick: Pick, x: Tensor) -> nn.Module:
             var, mean = torch.var_mean(x, axis, correction=0, keepdim=True)
             x = (x - mean) * torch.rsqrt(var + 1e-3)
         elif style == "l2":
-            x = F.normalize(x, dim=axis) if isinstance(axis, int) else x / (1e-3 + torch.linalg.vector_norm(x, dim=axis, keepdim=True))
+            x = (
+                F.normalize(x, dim=axis)
+                if isinstance(axis, int)
+                else x / (1e-3 + torch.linalg.vector_norm(x, dim=axis, keepdim=True))
+            )
         elif style == "l1":
             x = x / (1e-3 + x.abs().sum(axis, keepdim=True))
         else:
@@ -293,7 +299,9 @@ def instance_norm(pick: Pick, x: Tensor) -> nn.Module:
 def grouped_conv(pick: Pick, x: Tensor) -> nn.Module:
     groups = pick.divisor(width_of(x))
     kernel = pick(1, 3)
-    return nn.Conv2d(width_of(x), groups * pick(1, 2, 3), kernel, padding=kernel // 2, groups=groups, bias=pick(True, False))
+    return nn.Conv2d(
+        width_of(x), groups * pick(1, 2, 3), kernel, padding=kernel // 2, groups=groups, bias=pick(True, False)
+    )
 
 
 @hazard("image")
@@ -314,7 +322,10 @@ def conv_transpose(pick: Pick, x: Tensor) -> nn.Module:
 def conv1d(pick: Pick, x: Tensor) -> nn.Module:
     """A one-dimensional convolution over the flattened positions, or over channels as positions (efficient attention)."""
     if pick(True, False):
-        return Fn(lambda m, x: m.conv(x.flatten(2)).unflatten(2, x.shape[2:]), conv=nn.Conv1d(width_of(x), pick.width(), 3, padding=1))
+        return Fn(
+            lambda m, x: m.conv(x.flatten(2)).unflatten(2, x.shape[2:]),
+            conv=nn.Conv1d(width_of(x), pick.width(), 3, padding=1),
+        )
     gate = nn.Conv1d(1, 1, 3, padding=1)
     return Fn(lambda m, x: x * m.gate(x.mean((2, 3)).unsqueeze(1)).sigmoid().squeeze(1)[:, :, None, None], gate=gate)
 
@@ -324,7 +335,13 @@ def pool(pick: Pick, x: Tensor) -> nn.Module:
     if min(x.shape[2:]) < 2:
         return nn.AdaptiveAvgPool2d(2)
     down = pick(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(2), nn.AdaptiveMaxPool2d(2), nn.LPPool2d(2, 2))
-    same = pick(None, nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(3, 1, 1), nn.Upsample(scale_factor=2), nn.Upsample((3, 3), mode="bilinear"))
+    same = pick(
+        None,
+        nn.MaxPool2d(3, 1, 1),
+        nn.AvgPool2d(3, 1, 1),
+        nn.Upsample(scale_factor=2),
+        nn.Upsample((3, 3), mode="bilinear"),
+    )
     if isinstance(same, nn.Upsample) and x.shape[2] * x.shape[3] > 36:
         same = None
     return down if same is None else same
@@ -346,7 +363,9 @@ def dynamic_conv(pick: Pick, x: Tensor) -> nn.Module:
         if style == "bank":
             kernel = (m.route(mean).sigmoid() @ m.bank).view(b * out, c, 1, 1)
             return F.conv2d(x.reshape(1, b * c, h, w), kernel, groups=b).view(b, out, h, w)
-        return F.conv2d(x.reshape(1, b * c, h, w), m.make(mean).view(b * c, 1, 3, 3), padding=1, groups=b * c).view(b, c, h, w)
+        return F.conv2d(x.reshape(1, b * c, h, w), m.make(mean).view(b * c, 1, 3, 3), padding=1, groups=b * c).view(
+            b, c, h, w
+        )
 
     return Fn(forward, **parts)
 
@@ -411,7 +430,12 @@ def gated(pick: Pick, x: Tensor) -> nn.Module:
             return gate(halves[first]) * halves[1 - first]
 
         return Fn(forward, both=both)
-    return Fn(lambda m, x: m.down(gate(m.gate(x)) * m.up(x)), gate=mix(x, out), up=mix(x, out), down=mix(x, width_of(x), width=out))
+    return Fn(
+        lambda m, x: m.down(gate(m.gate(x)) * m.up(x)),
+        gate=mix(x, out),
+        up=mix(x, out),
+        down=mix(x, width_of(x), width=out),
+    )
 
 
 @hazard("image")
@@ -450,7 +474,9 @@ def classic(pick: Pick, x: Tensor) -> nn.Module:
         lambda m, x: x.max(axis, keepdim=True)[0] - x,
         lambda m, x: x - x.mean(0, keepdim=True),
         lambda m, x: torch.cat([torch.relu(x), torch.relu(-x)], axis),
-        lambda m, x: x * torch.tensor([0.5, 2.0, 1.5], dtype=x.dtype).repeat(width_of(x))[: width_of(x)].view(per_channel(x)),
+        lambda m, x: (
+            x * torch.tensor([0.5, 2.0, 1.5], dtype=x.dtype).repeat(width_of(x))[: width_of(x)].view(per_channel(x))
+        ),
         lambda m, x: x * (x.argmax(axis, keepdim=True) + 1),
         lambda m, x: x * (x >= x.median(axis, keepdim=True)[0]),
         lambda m, x: x.kthvalue(1, axis, keepdim=True)[0] + x,
@@ -474,7 +500,9 @@ def view_round_trip(pick: Pick, x: Tensor) -> nn.Module:
     outer = pick.divisor(width_of(x))
     inner = width_of(x) // outer
     fn = pick(torch.relu, torch.tanh, lambda v: v)
-    style = pick("plain", "swap", "mean", "softmax", "scale", "norm", "maxout", "mix", "index", "first", "last", "three")
+    style = pick(
+        "plain", "swap", "mean", "softmax", "scale", "norm", "maxout", "mix", "index", "first", "last", "three"
+    )
     parts = {"w": param(outer, inner, *([1] * (x.ndim - axis - 1)))} if style == "scale" else {}
     if style == "mix":
         parts = {"w": param(inner, 3)}
@@ -626,7 +654,9 @@ def flatten_linear(pick: Pick, x: Tensor) -> nn.Module:
     lead: list[nn.Module] = [nn.AdaptiveAvgPool2d(2)] if flat > 150 else []
     flat = width_of(x) * 4 if lead else flat
     if pick(True, False):
-        return nn.Sequential(*lead, nn.Flatten(), nn.Linear(flat, out * side * side), nn.Unflatten(1, (out, side, side)))
+        return nn.Sequential(
+            *lead, nn.Flatten(), nn.Linear(flat, out * side * side), nn.Unflatten(1, (out, side, side))
+        )
     if pick(True, False):
         return nn.Sequential(*lead, nn.Flatten(), nn.Linear(flat, out * side), nn.Unflatten(1, (side, out)))
     back = nn.Sequential(*lead, Fn(lambda m, x: x.permute(0, 2, 3, 1).flatten(1)), nn.Linear(flat, out * side * side))
@@ -646,9 +676,18 @@ def einsum_mix(pick: Pick, x: Tensor) -> nn.Module:
         axis, split = axis_of(x), letters.replace("c", "hc")
         result = split.replace("c", "d")
         w = param(heads, n // heads, pick(2, 3))
-        return Fn(lambda m, x: torch.einsum(f"{split},hcd->{result}", x.unflatten(axis, (heads, -1)), m.w).flatten(axis, axis + 1), w=w)
+        return Fn(
+            lambda m, x: torch.einsum(f"{split},hcd->{result}", x.unflatten(axis, (heads, -1)), m.w).flatten(
+                axis, axis + 1
+            ),
+            w=w,
+        )
     if style == "stacked":
-        return Fn(lambda m, x: torch.einsum(f"{letters},ecd,e->{letters.replace('c', 'd')}", x, m.w, m.e), w=param(3, n, out), e=param(3))
+        return Fn(
+            lambda m, x: torch.einsum(f"{letters},ecd,e->{letters.replace('c', 'd')}", x, m.w, m.e),
+            w=param(3, n, out),
+            e=param(3),
+        )
     if style == "outer":
         result, axis = letters.replace("c", "ck"), axis_of(x)
         return Fn(lambda m, x: torch.einsum(f"{letters},k->{result}", x, m.w).flatten(axis, axis + 1), w=param(2))
@@ -825,14 +864,34 @@ def tied(pick: Pick, x: Tensor) -> nn.Module:
         return Fn(lambda m, x: apply(fn(apply(x, m.w)), m.w.t()) + apply(x, m.w.t() @ m.w), w=param(n, n))
     if style == "plus":
         return Fn(lambda m, x: apply(fn(apply(x, m.w + m.w.t())), m.v), w=param(n, n), v=param(hidden, n))
-    return Fn(lambda m, x: apply(fn(apply(x, m.u @ m.w)), m.v) + apply(x, m.v @ m.u @ m.w), u=param(hidden, 3), w=param(3, n), v=param(n, hidden))
+    return Fn(
+        lambda m, x: apply(fn(apply(x, m.u @ m.w)), m.v) + apply(x, m.v @ m.u @ m.w),
+        u=param(hidden, 3),
+        w=param(3, n),
+        v=param(n, hidden),
+    )
 
 
 @hazard("any", nests=1)
 def in_place(pick: Pick, x: Tensor, inner: Sequence[Grow]) -> nn.Module:
     """Writing into a tensor: activations, sums, slices."""
     axis, n = axis_of(x), width_of(x)
-    styles = ("relu", "add", "mul", "slice", "copy", "view", "chunk", "zero", "row", "index", "buffer", "contiguous", "counter", "fill")
+    styles = (
+        "relu",
+        "add",
+        "mul",
+        "slice",
+        "copy",
+        "view",
+        "chunk",
+        "zero",
+        "row",
+        "index",
+        "buffer",
+        "contiguous",
+        "counter",
+        "fill",
+    )
     style = pick(*styles) if n > 2 else "relu"
     body, y = inner[0](x)
     if y.shape != x.shape:
@@ -901,8 +960,29 @@ def made_weight(pick: Pick, x: Tensor) -> nn.Module:
     """Weight standardisation, weight norm, spectral norm, a parametrisation, masks, low rank, hyper-convolution."""
     n, out, axis = width_of(x), pick.width(), axis_of(x)
     layer = mix(x, out)
-    style = pick("standard", "weight_norm", "old_norm", "spectral", "symmetric", "mask", "softmax", "lora", "routed", "normal", "outer", "kron",
-                 "slow", "list", "joined", "flip", "tril", "repeat", "padded", "gathered", "sorted")
+    style = pick(
+        "standard",
+        "weight_norm",
+        "old_norm",
+        "spectral",
+        "symmetric",
+        "mask",
+        "softmax",
+        "lora",
+        "routed",
+        "normal",
+        "outer",
+        "kron",
+        "slow",
+        "list",
+        "joined",
+        "flip",
+        "tril",
+        "repeat",
+        "padded",
+        "gathered",
+        "sorted",
+    )
 
     def apply(m: Any, x: Tensor, w: Tensor) -> Tensor:
         return F.linear(x.movedim(axis, -1), w.flatten(1), m.layer.bias).movedim(-1, axis)
@@ -910,7 +990,11 @@ def made_weight(pick: Pick, x: Tensor) -> nn.Module:
     if style == "weight_norm":
         return parametrizations.weight_norm(layer, dim=pick(0, 1))
     if style == "old_norm":
-        return Fn(lambda m, x: apply(m, x, torch._weight_norm(m.layer.weight, m.g, 0)), layer=layer, g=param(*layer.weight[:, :1].shape))
+        return Fn(
+            lambda m, x: apply(m, x, torch._weight_norm(m.layer.weight, m.g, 0)),
+            layer=layer,
+            g=param(*layer.weight[:, :1].shape),
+        )
     if style == "spectral":
         return parametrizations.spectral_norm(layer)
     if style == "symmetric":
@@ -923,13 +1007,23 @@ def made_weight(pick: Pick, x: Tensor) -> nn.Module:
         dim = pick(0, 1)
         return Fn(lambda m, x: apply(m, x, m.layer.weight.softmax(dim)), layer=layer)
     if style == "lora":
-        return Fn(lambda m, x: apply(m, x, m.layer.weight.flatten(1) + 0.5 * m.b @ m.a), layer=layer, a=param(3, n), b=param(out, 3))
+        return Fn(
+            lambda m, x: apply(m, x, m.layer.weight.flatten(1) + 0.5 * m.b @ m.a),
+            layer=layer,
+            a=param(3, n),
+            b=param(out, 3),
+        )
     if style == "routed":
         bank = param(3, out, n)
         mean = tuple(i for i in range(1, x.ndim) if i != axis)
         return Fn(lambda m, x: _routed(m, x, mean, axis), route=nn.Linear(n, 3), bank=bank)
     if style == "outer":
-        return Fn(lambda m, x: apply(m, x, m.layer.weight.flatten(1) * m.a[:, None] + m.b), layer=layer, a=param(out), b=param(n))
+        return Fn(
+            lambda m, x: apply(m, x, m.layer.weight.flatten(1) * m.a[:, None] + m.b),
+            layer=layer,
+            a=param(out),
+            b=param(n),
+        )
     if style == "kron":
         bank = {"a": param(2, pick.divisor(n)), "b": None}
         bank["b"] = param(3, n // bank["a"].shape[1])
@@ -947,13 +1041,26 @@ def made_weight(pick: Pick, x: Tensor) -> nn.Module:
     if style == "padded" and n > 1:
         return Fn(lambda m, x: apply(m, x, F.pad(m.w, (0, 1))), layer=_bias_only(out), w=param(out, n - 1))
     if style == "gathered":
-        return Fn(lambda m, x: apply(m, x, m.bank[m.index]), layer=_bias_only(out), bank=param(4, n), index=torch.arange(out) % 4)
+        return Fn(
+            lambda m, x: apply(m, x, m.bank[m.index]),
+            layer=_bias_only(out),
+            bank=param(4, n),
+            index=torch.arange(out) % 4,
+        )
     if style == "slow":
         made = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, out * n))
-        return Fn(lambda m, x: apply(m, x, m.made(m.code).view(out, n)), layer=mix(x, out), made=made, code=param(3)) if out > 1 else layer
+        return (
+            Fn(lambda m, x: apply(m, x, m.made(m.code).view(out, n)), layer=mix(x, out), made=made, code=param(3))
+            if out > 1
+            else layer
+        )
     if style == "normal":
-        return Fn(lambda m, x: apply(m, F.normalize(x, dim=axis), F.normalize(m.layer.weight.flatten(1), dim=1)), layer=layer)
-    return Fn(lambda m, x: apply(m, x, _standardised(m.layer.weight.flatten(1)) * m.gain), layer=layer, gain=param(out, 1))
+        return Fn(
+            lambda m, x: apply(m, F.normalize(x, dim=axis), F.normalize(m.layer.weight.flatten(1), dim=1)), layer=layer
+        )
+    return Fn(
+        lambda m, x: apply(m, x, _standardised(m.layer.weight.flatten(1)) * m.gain), layer=layer, gain=param(out, 1)
+    )
 
 
 def _bias_only(out: int) -> nn.Module:
@@ -1032,7 +1139,12 @@ def pooled(pick: Pick, x: Tensor) -> nn.Module:
     read = pick(lambda x: x.mean(1), lambda x: x.amax(1), lambda x: x[:, 0], lambda x: x[:, -1] - x.mean(1))
     style = pick("alone", "norm", "add", "scale", "film")
     out = {"alone": hidden, "norm": hidden, "film": 2 * c}.get(style, c)
-    body = nn.Sequential(nn.Linear(c, hidden), *([nn.BatchNorm1d(hidden)] if style == "norm" else []), Fn(lambda m, x: fn(x)), nn.Linear(hidden, out))
+    body = nn.Sequential(
+        nn.Linear(c, hidden),
+        *([nn.BatchNorm1d(hidden)] if style == "norm" else []),
+        Fn(lambda m, x: fn(x)),
+        nn.Linear(hidden, out),
+    )
 
     def forward(m: Any, x: Tensor) -> Tensor:
         y = m.body(read(x)).unsqueeze(1)
@@ -1088,7 +1200,13 @@ def _take(step: tuple[str, int, int], x: Tensor, parts: Any) -> Tensor:
     if kind == "swap":
         return x.transpose(axis, k)
     if kind == "join":
-        return x.flatten(axis - 1 if axis == x.ndim - 1 and axis > 1 else axis, min(axis + (axis < x.ndim - 1), x.ndim - 1)) if x.ndim > 3 else x
+        return (
+            x.flatten(
+                axis - 1 if axis == x.ndim - 1 and axis > 1 else axis, min(axis + (axis < x.ndim - 1), x.ndim - 1)
+            )
+            if x.ndim > 3
+            else x
+        )
     if kind == "narrow":
         return x.narrow(axis, x.shape[axis] - k, k)
     if kind in ("add", "mul") and p is not None:
@@ -1248,7 +1366,9 @@ def other_attention(pick: Pick, x: Tensor) -> nn.Module:
         layer = nn.MultiheadAttention(c, heads, batch_first=True, bias=pick(True, False), add_bias_kv=pick(False, True))
         return Fn(lambda m, x: m.layer(x, x, x, need_weights=False)[0], layer=layer)
     if style == "encoder":
-        return nn.TransformerEncoderLayer(c, heads, pick.width(), batch_first=True, norm_first=pick(True, False), activation=pick("relu", "gelu"))
+        return nn.TransformerEncoderLayer(
+            c, heads, pick.width(), batch_first=True, norm_first=pick(True, False), activation=pick("relu", "gelu")
+        )
     if style == "cross":
         return _cross(x, heads, pick)
     if style == "channels":
@@ -1264,7 +1384,11 @@ def other_attention(pick: Pick, x: Tensor) -> nn.Module:
 def _cross(x: Tensor, heads: int, pick: Pick) -> nn.Module:
     c, other = x.shape[2], pick.width()
     layer = nn.MultiheadAttention(c, heads, batch_first=True, kdim=other, vdim=other)
-    return Fn(lambda m, x: m.layer(x, m.memory.expand(x.shape[0], -1, -1), m.memory.expand(x.shape[0], -1, -1))[0], layer=layer, memory=param(1, 5, other))
+    return Fn(
+        lambda m, x: m.layer(x, m.memory.expand(x.shape[0], -1, -1), m.memory.expand(x.shape[0], -1, -1))[0],
+        layer=layer,
+        memory=param(1, 5, other),
+    )
 
 
 def _over_channels(m: Any, x: Tensor, heads: int) -> Tensor:
@@ -1284,7 +1408,12 @@ def _talking(m: Any, x: Tensor, heads: int) -> Tensor:
 @hazard("tokens")
 def recurrent(pick: Pick, x: Tensor) -> nn.Module:
     kind, hidden = pick("rnn", "lstm", "gru", "relu"), pick(4, 6, 5)
-    options = {"batch_first": True, "num_layers": pick(1, 2), "bidirectional": pick(False, True), "bias": pick(True, False)}
+    options = {
+        "batch_first": True,
+        "num_layers": pick(1, 2),
+        "bidirectional": pick(False, True),
+        "bias": pick(True, False),
+    }
     if kind == "lstm":
         layer: nn.Module = nn.LSTM(width_of(x), hidden, proj_size=pick(0, 0, 3), **options)
     elif kind == "gru":
@@ -1315,7 +1444,11 @@ def scan(pick: Pick, x: Tensor) -> nn.Module:
     fn = pick(torch.tanh, torch.relu, torch.sin)
     kind = pick("plain", "plain", "lstm", "gru")
     if kind == "gru":
-        return Fn(lambda m, x: m.cell(x[:, 1], m.cell(x[:, 0])).unsqueeze(1), cell=nn.GRUCell(c, hidden)) if x.shape[1] > 1 else nn.Linear(c, hidden)
+        return (
+            Fn(lambda m, x: m.cell(x[:, 1], m.cell(x[:, 0])).unsqueeze(1), cell=nn.GRUCell(c, hidden))
+            if x.shape[1] > 1
+            else nn.Linear(c, hidden)
+        )
     if kind == "lstm":
         return Fn(lambda m, x: torch.stack(m.cell(x[:, -1], m.cell(x[:, 0])), 1), cell=nn.LSTMCell(c, hidden))
 
@@ -1326,7 +1459,13 @@ def scan(pick: Pick, x: Tensor) -> nn.Module:
             states.append(state)
         return torch.stack(states, 1)
 
-    return Fn(forward, start=param(1, hidden), read=nn.Linear(c, hidden), keep=nn.Linear(hidden, hidden, bias=False), decay=param(hidden))
+    return Fn(
+        forward,
+        start=param(1, hidden),
+        read=nn.Linear(c, hidden),
+        keep=nn.Linear(hidden, hidden, bias=False),
+        decay=param(hidden),
+    )
 
 
 @hazard("tokens")
@@ -1335,7 +1474,12 @@ def experts(pick: Pick, x: Tensor) -> nn.Module:
     c, hidden, count = width_of(x), pick.width(), pick(3, 2, 4)
     fn = pick(F.gelu, torch.relu, torch.tanh)
     top = pick(False, False, True)
-    parts = {"route": nn.Linear(c, count), "up": param(count, hidden, c), "down": param(count, c, hidden), "shift": param(count, hidden)}
+    parts = {
+        "route": nn.Linear(c, count),
+        "up": param(count, hidden, c),
+        "down": param(count, c, hidden),
+        "shift": param(count, hidden),
+    }
 
     def forward(m: Any, x: Tensor) -> Tensor:
         hidden = fn(torch.einsum("bnc,ehc->bneh", x, m.up) + m.shift)
@@ -1388,7 +1532,9 @@ def casts(pick: Pick, x: Tensor) -> nn.Module:
         lambda m, x: x.transpose(0, 1).transpose(1, 0),
         lambda m, x: x.flatten().view(x.shape),
         lambda m, x: x.reshape(-1, x.shape[-1]).reshape(x.shape),
-        lambda m, x: x.transpose(axis, -1).reshape(-1, width_of(x)).reshape(x.transpose(axis, -1).shape).transpose(axis, -1),
+        lambda m, x: (
+            x.transpose(axis, -1).reshape(-1, width_of(x)).reshape(x.transpose(axis, -1).shape).transpose(axis, -1)
+        ),
         lambda m, x: x.reshape(x.shape[0], -1).unflatten(1, x.shape[1:]),
         lambda m, x: x.reshape(x.shape[0], -1, x.shape[1]).reshape(x.shape),
         lambda m, x: x.unfold(axis, 2, 2).sum(-1) if width_of(x) > 1 else x,

@@ -112,14 +112,25 @@ def random_network(seed: int) -> Network:
     blocks = _random_blocks(rng, 2, rng.randint(1, 4))
     taps = (rng.randrange(len(blocks)),) if rng.random() < 0.15 else ()
     takes = rng.choice(["image", "image", "image", "tokens", "tokens", "ids"])
-    return Network(blocks, takes, rng.choice([3, 4, 6, 5, 8]), rng.randint(4, 7), rng.randrange(500), taps, rng.random() < 0.33, seed)
+    return Network(
+        blocks,
+        takes,
+        rng.choice([3, 4, 6, 5, 8]),
+        rng.randint(4, 7),
+        rng.randrange(500),
+        taps,
+        rng.random() < 0.33,
+        seed,
+    )
 
 
 def _random_blocks(rng: random.Random, nesting: int, count: int) -> tuple[Block, ...]:
     found = []
     kinds = [k for k in KINDS if nesting or not HAZARDS[k].nests]
     for _ in range(count):
-        kind = rng.choice([k for k in kinds if HAZARDS[k].nests]) if nesting and rng.random() < 0.25 else rng.choice(kinds)
+        kind = (
+            rng.choice([k for k in kinds if HAZARDS[k].nests]) if nesting and rng.random() < 0.25 else rng.choice(kinds)
+        )
         inner = tuple(_random_blocks(rng, nesting - 1, rng.randint(0, 2)) for _ in range(HAZARDS[kind].nests))
         found.append(Block(kind, rng.randrange(CHOICES), inner))
     return tuple(found)
@@ -131,7 +142,9 @@ def _random_blocks(rng: random.Random, nesting: int, count: int) -> tuple[Block,
 class Net(nn.Module):
     """A stem, blocks, further outputs after some of them, and a head."""
 
-    def __init__(self, stem: nn.Module, blocks: Sequence[nn.Module], taps: dict[int, nn.Module], head: nn.Module) -> None:
+    def __init__(
+        self, stem: nn.Module, blocks: Sequence[nn.Module], taps: dict[int, nn.Module], head: nn.Module
+    ) -> None:
         super().__init__()
         self.stem = stem
         self.blocks = nn.ModuleList(blocks)
@@ -176,7 +189,12 @@ def build(network: Network) -> tuple[Net, Tensor]:
                 taps[i] = _draw(head(Pick(network.ends), y))
         last = _draw(head(pick, y))
         layer = getattr(last, "last", None)
-        if isinstance(stem, nn.Embedding) and layer is not None and layer.in_features == stem.embedding_dim and pick(True, False):
+        if (
+            isinstance(stem, nn.Embedding)
+            and layer is not None
+            and layer.in_features == stem.embedding_dim
+            and pick(True, False)
+        ):
             last.last = nn.Linear(layer.in_features, stem.num_embeddings, bias=False)
             last.last.weight = stem.weight
         return Net(stem, blocks, taps, last).eval(), x
@@ -286,7 +304,9 @@ def check(network: Network, control: bool = False) -> Verdict:
         return Verdict("crashed", f"{type(error).__name__} at {where}: {str(error).splitlines()[:1]}")
 
 
-def check_module(model: nn.Module, x: Tensor, seed: int = 0, control: bool = False, continuous: bool = False) -> Verdict:
+def check_module(
+    model: nn.Module, x: Tensor, seed: int = 0, control: bool = False, continuous: bool = False
+) -> Verdict:
     """The same check on any module with one input; errors pass through."""
     before, given, mode = {k: v.clone() for k, v in model.state_dict().items()}, x.clone(), model.training
     sym = it.symmetry(model, x, continuous=continuous)
@@ -340,7 +360,11 @@ def _record(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """What every module that is called once returns, by its path."""
     seen: dict[str, list[Any]] = {}
     hooks = [
-        module.register_forward_hook(lambda _m, _in, out, name=name: seen.setdefault(name, []).append(out.clone() if isinstance(out, Tensor) else None))
+        module.register_forward_hook(
+            lambda _m, _in, out, name=name: seen.setdefault(name, []).append(
+                out.clone() if isinstance(out, Tensor) else None
+            )
+        )
         for name, module in model.named_modules()
         if name
     ]
@@ -428,7 +452,11 @@ def _smaller_lists(blocks: tuple[Block, ...]) -> Iterator[tuple[Block, ...]]:
             yield blocks[:i] + inside + blocks[i + 1 :]
         for k, inside in enumerate(block.inner):
             for less in _smaller_lists(inside):
-                yield (*blocks[:i], replace(block, inner=(*block.inner[:k], less, *block.inner[k + 1 :])), *blocks[i + 1 :])
+                yield (
+                    *blocks[:i],
+                    replace(block, inner=(*block.inner[:k], less, *block.inner[k + 1 :])),
+                    *blocks[i + 1 :],
+                )
         for n in _smaller_numbers(block.choices):
             yield (*blocks[:i], replace(block, choices=n), *blocks[i + 1 :])
 

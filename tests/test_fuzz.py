@@ -22,7 +22,9 @@ def test_the_engine_is_right_on_random_networks(network: Network) -> None:
 @pytest.mark.parametrize("kind", list(HAZARDS))
 def test_every_hazard_builds_and_runs(kind: str) -> None:
     for choices in range(0, 24, 3):
-        network = Network((Block(kind, choices * 7919, ((),) * HAZARDS[kind].nests),), takes=["image", "tokens", "ids"][choices % 3])
+        network = Network(
+            (Block(kind, choices * 7919, ((),) * HAZARDS[kind].nests),), takes=["image", "tokens", "ids"][choices % 3]
+        )
         model, x = build(network)
         assert network.hazards == {kind}
         with torch.no_grad():

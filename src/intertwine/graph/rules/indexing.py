@@ -43,6 +43,12 @@ def _along(t: Tape, x: Value, dims: Sequence[int]) -> Value:
     return t.multilinear([[(x, labels)]], labels)
 
 
+@rule("aten.diff")
+def differences(t: Tape, x: Value, n: int = 1, dim: int = -1, *ends: Value | None) -> Value:
+    labels = [PINNED if d == dim % x.ndim else ("lead", d) for d in range(x.ndim)]
+    return t.multilinear([[(v, labels)] for v in (x, *ends) if v is not None], labels)
+
+
 @rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def index(t: Tape, x: Value, indices: Sequence[Value | None]) -> Value:
     """`x[:, table]`: indexed axes are replaced by the axes of the tables, in place or in front as in numpy."""
