@@ -48,7 +48,7 @@ class Tally:
             )
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        from fuzz_networks import OUTCOMES
+        from fuzz_check import OUTCOMES
 
         return {
             "cases": sum(self.outcomes.values()),
@@ -77,7 +77,8 @@ def main() -> int:
     arguments = _arguments()
     warnings.simplefilter("ignore")
     import torch
-    from fuzz_networks import check, random_network
+    from fuzz_check import check
+    from fuzz_networks import random_network
 
     torch.set_num_threads(arguments.threads)
     tally, start = Tally(), time.monotonic()
@@ -116,7 +117,7 @@ def _report(seed: int, network: Any, verdict: Any, small: bool) -> None:
     clear = "\r\033[K" if sys.stdout.isatty() else ""
     print(f"{clear}{verdict.outcome} (seed {seed}): {verdict.detail[:300]}\n  {network!r}")
     if small:
-        from fuzz_networks import shrink
+        from fuzz_check import shrink
 
         print(f"  smallest like it: {shrink(network)!r}")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fuzz_blocks import HAZARDS
-from fuzz_networks import Block, Network, build, check, check_module, networks, random_network, shrink
+from fuzz_check import check, check_module, shrink
+from fuzz_networks import Block, Network, build, networks, random_network
+from fuzz_pieces import HAZARDS
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
@@ -82,12 +83,12 @@ def test_a_wrong_rule_is_noticed() -> None:
 
 def test_shrinking_keeps_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that needs one kind of block shrinks to little more than that block."""
-    import fuzz_networks
+    import fuzz_check
 
-    def pretend(network: Network) -> fuzz_networks.Verdict:
-        return fuzz_networks.Verdict("crashed" if "tied" in network.hazards else "right")
+    def pretend(network: Network) -> fuzz_check.Verdict:
+        return fuzz_check.Verdict("crashed" if "tied" in network.hazards else "right")
 
-    monkeypatch.setattr(fuzz_networks, "check", pretend)
+    monkeypatch.setattr(fuzz_check, "check", pretend)
     big = next(n for n in map(random_network, range(1000)) if "tied" in n.hazards and n.size > 4)
     small = shrink(big, tries=2000)
     assert (small.size, small.ends, small.takes) == (1, 0, "image")

@@ -68,16 +68,12 @@ def _tensors(value: Any) -> Iterator[Value]:
 
 
 @rule(
-    "aten.relu6",
-    "aten.hardswish",
-    "aten.hardsigmoid",
-    "aten.log_sigmoid",
-    "aten.softshrink",
-    "aten.hardshrink",
-    "aten.threshold",
-    "aten.logit",
-)
+    "aten.relu", "aten.relu6", "aten.leaky_relu", "aten.elu", "aten.celu", "aten.selu", "aten.gelu", "aten.silu",
+    "aten.mish", "aten.softplus", "aten.hardtanh", "aten.hardswish", "aten.hardsigmoid", "aten.log_sigmoid",
+    "aten.softshrink", "aten.hardshrink", "aten.threshold", "aten.logit", "aten.sigmoid", "aten.tanh",
+)  # fmt: skip
 def named_activation(t: Tape, *args: Any, **kwargs: Any) -> Value:
+    """Activations that some releases of torch do not mark as pointwise, or not in their in-place spelling."""
     return generic_pointwise(t, *args, **kwargs)
 
 
