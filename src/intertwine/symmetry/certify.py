@@ -23,6 +23,7 @@ from intertwine.symmetry.exact import float64_forward, generic_copy, to_float64
 from intertwine.symmetry.layout import Layout, Leaf, Plus, Times, Tree, act
 from intertwine.symmetry.symmetry import Symmetry
 
+LARGEST_REACH = 1e6  # larger numbers are masks, and say nothing of the rounding of what follows
 MOST_REPAIRS = 50  # after so many failing ops the symmetry is given up rather than mended
 
 
@@ -135,11 +136,14 @@ def _walk(
     errors: dict[str, float] = {w.name: 0.0 for w in symmetry.wires}
     start = symmetry.folded(model) if discovery.diagonals else model
     left, right = (_Runner(program, m, inputs) for m in (start, symmetry.act(g, model)))
+    reaches: dict[str, float] = {}  # the largest number met on the way to each tensor
     raw: set[str] = set()  # names of memory nothing was written to yet: there is nothing to compare
     with float64_forward():
         for position, call in enumerate(program.calls):
             around = left.size_of_inputs(position)
+            reach = max((reaches.get(name, 0.0) for name in call.reads), default=0.0)
             a, b = left.step(position), right.step(position)
+            reaches[call.name] = max(reach, min(max(around, _largest(a)), LARGEST_REACH))
             value = discovery.graph.values.get(call.name)
             first = call.args[0] if call.args else None
             if "empty" in call.op or (
@@ -152,8 +156,8 @@ def _walk(
             if not a.is_floating_point() or tuple(a.shape) != value.shape:
                 continue
             layout = discovery.layout(value)
-            # a sum that cancels to rounding noise is judged by the size of what went into it
-            error = relative_error(act(layout, a, g), b, least=1e-4 * around)
+            # what cancels to rounding noise is judged by the size of what went into it, and noise stays noise later on
+            error = relative_error(act(layout, a, g), b, least=max(1e-4 * around, 1e-6 * reaches[call.name]))
             for strand in _strands(layout):
                 if names[strand] in errors:
                     errors[names[strand]] = max(errors[names[strand]], error)
@@ -170,6 +174,13 @@ def _strands(layout: Layout) -> set[int]:
         return set().union(*(walk(p) for p in tree.parts)) if isinstance(tree, (Times, Plus)) else set()
 
     return set().union(*(walk(a) for a in layout.axes))
+
+
+def _largest(x: Any) -> float:
+    """Largest finite entry of a floating-point tensor; 0 for anything else."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
+        return 0.0
+    return float(x.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 class _Runner:
@@ -196,13 +207,7 @@ class _Runner:
     def size_of_inputs(self, position: int) -> float:
         """Largest entry of the floating-point tensors a call is about to read."""
         call = self.program.calls[position]
-        read = [self.values[name] for name in call.reads]
-        sizes = [
-            float(v[v.isfinite()].abs().max())
-            for v in read
-            if isinstance(v, Tensor) and v.is_floating_point() and bool(v.isfinite().any())
-        ]
-        return max(sizes, default=0.0)
+        return max((_largest(self.values[name]) for name in call.reads), default=0.0)
 
     def step(self, position: int) -> Any:
         call = self.program.calls[position]

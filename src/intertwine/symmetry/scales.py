@@ -18,13 +18,12 @@ from intertwine.graph.axes import Atom
 from intertwine.graph.graph import Graph
 from intertwine.graph.tape import Law, Meeting, Pointwise, Reshaped, Value
 from intertwine.symmetry.activation import ActivationGroup, activation_group
-from intertwine.symmetry.occurrence import Occurrence, occurrences
+from intertwine.symmetry.occurrence import Key, Occurrence, occurrences
 
 Unknown = int
 Equation = dict[Unknown, int]  # Σ coefficient · unknown = 0
 Solution = dict[Unknown, Fraction]
 _ZERO, _ONE = Fraction(0), Fraction(1)
-Key = tuple[Atom, int, int]
 
 
 @dataclass
@@ -78,11 +77,8 @@ def _collect_reshape(equations: Equations, meeting: Reshaped, places: dict[Value
     found: list[dict[Key, list[Unknown]]] = []
     for value in (meeting.source, meeting.result):
         keys: dict[Key, list[Unknown]] = defaultdict(list)
-        step = 1
-        for axis in reversed(range(value.ndim)):
-            for o in places[value][axis]:
-                keys[o.atom, o.offset * step, o.stride * step].append(equations.at(value, o))
-            step *= value.shape[axis]
+        for o in (o for axis in places[value] for o in axis):
+            keys[o.flat_key(value.shape)].append(equations.at(value, o))
         found.append(keys)
     law = Law(({0: 1, 1: -1},), ({0: 1, 1: 1},))
     _apply_law(equations, law, found, {})
