@@ -130,7 +130,7 @@ def _outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def _gap(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """Largest difference between two lists of tensors, each relative to its largest entry (or to 1e-3, if it is zero)."""
+    """Largest difference between two lists of tensors, each relative to its largest entry (or to 1e-3)."""
     worst = 0.0
     for left, right in zip(a, b, strict=True):
         if left.is_floating_point() and left.numel():
