@@ -16,6 +16,7 @@ from typing import Any
 
 import fuzz_layers  # noqa: F401 - each of these enters its hazards in the list
 import fuzz_nests  # noqa: F401
+import fuzz_recent  # noqa: F401
 import fuzz_shapes  # noqa: F401
 import fuzz_tokens  # noqa: F401
 import torch

@@ -30,8 +30,15 @@ def casts(pick: Pick, x: Tensor) -> nn.Module:
         lambda m, x: x.unfold(axis, 2, 2).sum(-1) if width_of(x) > 1 else x,
         lambda m, x: x.as_strided(x.shape, x.contiguous().stride()) if x.is_contiguous() else x,
         lambda m, x: m.drop2(x) if x.ndim == 4 else m.drop(x),
+        lambda m, x: _without_gradients(x),
+        lambda m, x: x.to(memory_format=torch.channels_last).contiguous() if x.ndim == 4 else x.to(torch.float64).to(x),
     )
     return Fn(fn, drop=nn.Dropout(0.3), drop2=nn.Dropout2d(0.3))
+
+
+def _without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        return torch.tanh(x)
 
 
 @hazard("any")
@@ -183,6 +190,8 @@ def repeat(pick: Pick, x: Tensor) -> nn.Module:
         lambda m, x: F.pad(x, (0, 0) * (x.ndim - 1 - axis) + (1, 0), value=0.5),
         lambda m, x: torch.cat([x, torch.ones_like(x).narrow(axis, 0, 1)], axis),
         lambda m, x: torch.cat([x, x.new_zeros(x.shape)], axis),
+        lambda m, x: torch.cat([torch.sin(x * 2**k) for k in range(2)], axis),
+        lambda m, x: torch.stack([x.sin(), x.cos()], axis + 1).flatten(axis, axis + 1),
     )
     return Fn(fn)
 

@@ -339,3 +339,16 @@ def test_unknown_wire() -> None:
     g = it.symmetry(mlp(), rows()).random()
     with pytest.raises(it.InputError, match=r"There is no wire 'nothing'.*Its wires: a"):
         g["nothing"]
+
+
+def test_function_transform_inside_a_forward() -> None:
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(torch.relu)(self.a(x))
+
+    with pytest.raises(it.CaptureError, match=r"no plain tensor op \(a function transform such as torch.vmap"):
+        it.symmetry(Mapped(), torch.randn(2, 3))

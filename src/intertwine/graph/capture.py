@@ -49,6 +49,7 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
         if spec.kind == OutputKind.USER_OUTPUT and getattr(spec.arg, "name", None) in names
     )
     program = Program(sources, tuple(calls), outputs, model.training)
+    _refuse_what_is_no_op(program)
     _refuse_randomness(program)
     return program
 
@@ -353,6 +354,19 @@ def _drops(op: str, call: Call) -> bool:
     if op in ("lstm", "gru", "rnn_tanh", "rnn_relu"):  # (input, state, params, biases, layers, dropout, train, …)
         return call.args[4] > 1 and call.args[5] > 0 and bool(call.args[6])
     return False
+
+
+def _refuse_what_is_no_op(program: Program) -> None:
+    """Control flow kept as an operator, or a function transform, cannot be followed call by call."""
+    for call in program.calls:
+        if not isinstance(call.target, torch._ops.OpOverload) and call.target is not operator.getitem:
+            raise CaptureError(
+                f"The forward uses {getattr(call.target, '__name__', call.target)} at {call.place}, which is no "
+                f"plain tensor op "
+                "(a function transform such as torch.vmap, or control flow such as torch.cond). Write that line "
+                "with batched "
+                "tensor ops, or capture the modules around it one by one."
+            )
 
 
 def _refuse_randomness(program: Program) -> None:
