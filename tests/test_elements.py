@@ -4,6 +4,8 @@ The network here has every kind of wire at once: heads over grouped keys (fibres
 """
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -360,3 +362,40 @@ def test_powers_of_an_element_walk_through_the_group() -> None:
         models.append(sym.act(g, models[-1]))
     assert same_weights(models[3], sym.act(g @ g @ g, net))
     assert all(not same_weights(a, b) for a, b in pairwise(models))
+
+
+IN_ANOTHER_PROCESS = """
+import hashlib, random, sys, torch, intertwine as it
+from intertwine.graph.axes import Atom
+from torch import nn
+
+random.seed(int(sys.argv[1]))
+hashes = {}  # every process lays atoms out in another order in its sets
+Atom.__hash__ = lambda self: hashes.setdefault(id(self), random.getrandbits(40))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = nn.Linear(5, 24), nn.Linear(5, 8), nn.Linear(5, 8), nn.Linear(24, 6)
+        self.a, self.g, self.head = nn.Conv1d(6, 12, 1), nn.Conv1d(12, 24, 1, groups=3), nn.Linear(24, 2)
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
+        return self.head(torch.relu(self.g(torch.relu(self.a(self.o(y).mT)))).mean(-1))
+
+sym = it.symmetry(Net(), torch.zeros(2, 7, 5))
+g = sym.random(0)
+numbers = b"".join(t.numpy().tobytes() for move in g.moves.values() for _, t in move.items())
+print(sym.signature, [str(w) for w in sym.wires], hashlib.sha256(numbers).hexdigest())
+"""
+
+
+def test_an_element_means_the_same_in_another_process() -> None:
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", IN_ANOTHER_PROCESS, str(seed)], capture_output=True, text=True, check=True
+        ).stdout
+        for seed in range(3)
+    ]
+    assert len(set(runs)) == 1, runs

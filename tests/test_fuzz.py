@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from fuzz_check import check, check_module, shrink
@@ -11,6 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
 import intertwine as it
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These tensors are tiny: more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))

@@ -108,7 +108,7 @@ def discover(graph: Graph, continuous: bool = False) -> Discovery:
     strands = tuple(_strand(a, names, over, solved) for a in strand_of)
     wires = tuple(_wire(a, strands, slots_of[a], solved, graph) for a in wired)
     parameters = {name: solved.layout(v, graph.tape.variances) for name, v in graph.parameters.items()}
-    signature = hashlib.sha256(repr([(w.name, str(w.group), w.slots) for w in wires]).encode()).hexdigest()[:16]
+    signature = hashlib.sha256(repr([(w.name, str(w.group), w.over, w.slots) for w in wires]).encode()).hexdigest()[:16]
     return Discovery(graph, wires, _frozen(slots_of, solved, strands), strands, parameters, signature, solved)
 
 

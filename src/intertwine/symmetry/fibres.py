@@ -96,4 +96,5 @@ def _closed(bases: dict[Atom, set[Atom]]) -> dict[Atom, tuple[Atom, ...]]:
                 if not bases.get(a, set()) <= own:
                     own.discard(a)
                     changed = True
-    return {b: tuple(sorted(own, key=lambda a: len(bases.get(a, ())))) for b, own in bases.items()}
+    # outermost first, and in an order that does not depend on the process
+    return {b: tuple(sorted(own, key=lambda a: (len(bases.get(a, ())), rank[a][1]))) for b, own in bases.items()}

@@ -120,11 +120,11 @@ def _apply_law(
         if law.key not in groups:
             groups[law.key] = activation_group(law.fn)
         law = pointwise_law(groups[law.key])
-    atoms = {key[0] for keys in operands for key in keys}
-    for atom in atoms:
-        keys = [{k for k in operand if k[0] is atom} for operand in operands]
+    # dicts keep the order in which things were said, so that the basis found is the same in every process
+    for atom in dict.fromkeys(key[0] for keys in operands for key in keys):
+        keys = [[k for k in operand if k[0] is atom] for operand in operands]
         holders = [k for k in keys if k]
-        if all(k == holders[0] for k in holders):
+        if all(set(k) == set(holders[0]) for k in holders):
             for key in holders[0]:
                 _write(equations, law, [operand.get(key, []) for operand in operands])
         else:  # the operands read the axis differently, so no scale can be followed through
