@@ -44,10 +44,8 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
     parameters: dict[str, Value] = {}
     for source in program.sources:
         memory.keep(source.name, _enter(tape, source, parameters))
-    read = _results_read(program)
     for call in program.calls:
         tape.call = call
-        tape.read = read.get(call.name, frozenset())
         _run(tape, call, memory, distrusted)
     tape.call = None
     for ref in program.outputs:
@@ -56,19 +54,6 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
             tape.boundary(memory.read(ref.name), "it is an axis of the model's output")
     tensors = {name: value for name, value in memory.made.items() if isinstance(value, Value)}
     return Graph(program, tape, tensors, parameters, _sites(program, tensors))
-
-
-def _results_read(program: Program) -> dict[str, frozenset[int]]:
-    """For calls with several results: which of them is read later (getitem calls that nothing uses do not count)."""
-    used = {ref.name for ref in program.outputs}
-    found: dict[str, set[int]] = {}
-    for call in reversed(program.calls):
-        if call.target is operator.getitem and call.name not in used:
-            continue
-        used |= call.reads
-        if call.target is operator.getitem:
-            found.setdefault(call.args[0].name, set()).add(call.args[1])
-    return {name: frozenset(indices) for name, indices in found.items()}
 
 
 def _enter(tape: Tape, source: Source, parameters: dict[str, Value]) -> Value:

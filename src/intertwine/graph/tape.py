@@ -49,7 +49,6 @@ class Tape:
     variances: dict[str, float] = field(default_factory=dict)  # running variances: value name → eps
     unsupported: list[tuple[str, str]] = field(default_factory=list)
     call: Call | None = None
-    read: frozenset[int] = frozenset()  # which results of the current op anything reads
 
     # -- what a rule may ask ---------------------------------------------------------------------------------------
 
