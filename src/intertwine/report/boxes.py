@@ -87,11 +87,11 @@ def boxes_of(symmetry: Symmetry, model: nn.Module) -> list[Box]:
 
 
 def _axes(symmetry: Symmetry, name: str, shape: tuple[int, ...]) -> Axes:
-    layout = symmetry._discovery.parameters.get(name)
+    layout = symmetry.layouts.get(name)
     if layout is None:  # the symmetry says nothing about it
         return tuple((Segment(size, ()),) for size in shape)
     wires = {w.name for w in symmetry.wires}
-    names = [s.name if s.name in wires else None for s in symmetry._discovery.strands]
+    names = [s.name if s.name in wires else None for s in symmetry.strands]
     return tuple(_merged(_segments(tree, names)) for tree in layout.axes)
 
 

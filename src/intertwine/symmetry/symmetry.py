@@ -17,7 +17,7 @@ from intertwine.graph.program import Program
 from intertwine.graph.tape import Joined, Permuted, Value
 from intertwine.symmetry.certificate import TOLERANCE, Certificate
 from intertwine.symmetry.discover import Discovery, discover
-from intertwine.symmetry.element import Element, identity_move, random_move
+from intertwine.symmetry.element import Element, Strand, identity_move, random_move
 from intertwine.symmetry.layout import Layout, Leaf, Plus, Still, Times, Tree, act
 from intertwine.symmetry.wire import Frozen, Wire
 
@@ -79,6 +79,16 @@ class Symmetry:
     def signature(self) -> str:
         """A short hash of the group and where it acts; elements belong to one signature."""
         return self._discovery.signature
+
+    @property
+    def strands(self) -> tuple[Strand, ...]:
+        """What elements act on: one strand per wire, in the order of `wires`, then the bases that do not move."""
+        return self._discovery.strands
+
+    @property
+    def layouts(self) -> Mapping[str, Layout]:
+        """Parameter or buffer name → what each of its axes is made of; tied tensors appear under their first name."""
+        return self._discovery.parameters
 
     @property
     def log_order(self) -> float:
