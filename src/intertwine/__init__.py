@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from intertwine.canonical.canonicalize import canonicalize as canonicalize
     from intertwine.errors import CaptureError as CaptureError
     from intertwine.errors import InputError as InputError
     from intertwine.errors import IntertwineError as IntertwineError
@@ -29,6 +30,7 @@ _HOMES = {
     "IntertwineError": "errors",
     "MismatchError": "errors",
     "RuleError": "errors",
+    "canonicalize": "canonical.canonicalize",
     "rule": "graph.registry",
     "activation_group": "symmetry.activation",
     "Element": "symmetry.element",

@@ -1,0 +1,1 @@
+"""Normal forms: canonical order and scale, fingerprints, equivalence of two networks, naturality."""

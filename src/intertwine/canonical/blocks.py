@@ -1,0 +1,148 @@
+"""Blocks: the parameters of a network cut so that every dimension of every piece belongs to one strand or to nothing.
+
+A parameter whose axis is a product is reshaped, one whose axis is a concatenation is split. What is left is a list of
+plain arrays whose dimensions carry labels, which is all that normal forms and matching need to know of an architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from intertwine.errors import InputError
+from intertwine.graph.capture import tied_names
+from intertwine.symmetry.element import Element, Strand
+from intertwine.symmetry.layout import Dim, Layout, Leaf, Plus, Times, act, base_dims
+from intertwine.symmetry.symmetry import Symmetry
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of one parameter. `dims` says for every dimension of `data` which strand it belongs to, if any."""
+
+    parameter: str
+    data: Tensor
+    dims: tuple[Dim, ...]
+
+    def places(self, strand: int) -> list[int]:
+        """The dimensions that belong to a strand."""
+        return [i for i, dim in enumerate(self.dims) if isinstance(dim.tree, Leaf) and dim.tree.strand == strand]
+
+    def leaf(self, dim: int) -> Leaf:
+        tree = self.dims[dim].tree
+        assert isinstance(tree, Leaf)
+        return tree
+
+
+@dataclass(frozen=True)
+class Site:
+    """One occurrence of a strand in a block, seen from the strand.
+
+    `front`: the dimensions of its bases, then its own; `rest`: all others, in their order.
+    """
+
+    block: Block
+    leaf: Leaf
+    front: tuple[int, ...]
+    rest: tuple[int, ...]
+
+    @property
+    def rows(self) -> Tensor:
+        """A view of the block: one axis per base, one for the strand's index, then the rest."""
+        return self.block.data.permute(*self.front, *self.rest)
+
+    def others(self) -> list[tuple[int, Leaf]]:
+        """(dimension, leaf) of every other strand in the block that is not one of the strand's bases."""
+        return [(d, self.block.leaf(d)) for d in self.rest if isinstance(self.block.dims[d].tree, Leaf)]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """All blocks of one set of weights, and for every strand where it occurs."""
+
+    strands: tuple[Strand, ...]
+    blocks: tuple[Block, ...]
+    sites: tuple[tuple[Site, ...], ...]
+
+
+def weights_of(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model that its function reads, by their first names; refuses what is not a finite number."""
+    symmetry._check_model(model)
+    tied = tied_names(model)
+    read = {s.target for s in symmetry._discovery.graph.program.sources if s.target is not None}
+    named = [*model.named_parameters(), *model.named_buffers()]
+    found = {tied[name]: t.detach() for name, t in named if tied[name] in read}
+    for name, tensor in found.items():
+        check_finite(name, tensor, name in symmetry.layouts)
+    return found
+
+
+def check_finite(name: str, tensor: Tensor, moved: bool) -> None:
+    """Weights that a normal form sorts must be numbers; constants that nothing moves (attention masks) may be −∞."""
+    if moved and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        what = "NaN" if bool(tensor.isnan().any()) else "infinite values"
+        raise InputError(
+            f"{name!r} holds {what}, which have no order and no length, so this network has no canonical form. "
+            "Repair or retrain the checkpoint first."
+        )
+
+
+def moved(symmetry: Symmetry, g: Element, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights moved by an element, without a model around them."""
+    return {n: act(symmetry.layouts[n], t, g) if n in symmetry.layouts else t for n, t in weights.items()}
+
+
+def pieces(symmetry: Symmetry, weights: Mapping[str, Tensor], *, copy: bool = False) -> Pieces:
+    """Cut weights into blocks; with `copy` the blocks may be written to."""
+    blocks: list[Block] = []
+    for name, layout in symmetry.layouts.items():
+        if name in weights and _has_leaf(layout):
+            blocks += _cut(name, _working(weights[name], layout, copy), layout)
+    sites = tuple(
+        tuple(site for block in blocks for site in _sites(block, s, symmetry.strands))
+        for s in range(len(symmetry.strands))
+    )
+    return Pieces(symmetry.strands, tuple(blocks), sites)
+
+
+def _working(tensor: Tensor, layout: Layout, copy: bool) -> Tensor:
+    """Weights as single or double precision numbers; a running variance as the (v + eps) that scales."""
+    x = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
+    if layout.shift:
+        return x + layout.shift
+    return x.clone(memory_format=torch.contiguous_format) if copy and x is tensor else x.contiguous()
+
+
+def _has_leaf(layout: Layout) -> bool:
+    def walk(tree: object) -> bool:
+        return isinstance(tree, Leaf) or (isinstance(tree, (Times, Plus)) and any(walk(p) for p in tree.parts))
+
+    return any(walk(axis) for axis in layout.axes)
+
+
+def _cut(name: str, x: Tensor, layout: Layout) -> Iterator[Block]:
+    yield from _expose(name, x, [Dim(axis, i) for i, axis in enumerate(layout.axes)])
+
+
+def _expose(name: str, x: Tensor, dims: list[Dim]) -> Iterator[Block]:
+    for i, dim in enumerate(dims):
+        if isinstance(dim.tree, Times):
+            inner = [Dim(part, dim.axis) for part in dim.tree.parts]
+            x = x.unflatten(i, [p.tree.size for p in inner])
+            yield from _expose(name, x, [*dims[:i], *inner, *dims[i + 1 :]])
+            return
+        if isinstance(dim.tree, Plus):
+            for part, block in zip(dim.tree.parts, x.split([p.size for p in dim.tree.parts], i), strict=True):
+                yield from _expose(name, block, [*dims[:i], Dim(part, dim.axis), *dims[i + 1 :]])
+            return
+    if any(isinstance(dim.tree, Leaf) for dim in dims):
+        yield Block(name, x, tuple(dims))
+
+
+def _sites(block: Block, strand: int, strands: tuple[Strand, ...]) -> Iterator[Site]:
+    for place in block.places(strand):
+        front = (*base_dims(block.dims, place, strands[strand].bases), place)
+        yield Site(block, block.leaf(place), front, tuple(d for d in range(len(block.dims)) if d not in front))

@@ -1,0 +1,164 @@
+"""`canonicalize`: one representative of all networks that differ only by a symmetry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intertwine.canonical.blocks import Pieces, moved, pieces, weights_of
+from intertwine.canonical.gauge import ScaleGauge
+from intertwine.canonical.nodesort import NodeSort, printed_permutations
+from intertwine.canonical.ordering import Ordering
+from intertwine.errors import InputError
+from intertwine.symmetry.element import Element
+from intertwine.symmetry.symmetry import Symmetry
+from intertwine.symmetry.symmetry import symmetry as find_symmetry
+
+ORDERS = ("lexicographic", "nodesort", "nodesort-printed")
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """A network in canonical form: `model`, and the `element` that takes the given model to it.
+
+    `doubts` names what keeps the form from being the only one of its orbit; empty for every network but contrived ones
+    (and always filled for NodeSort as printed).
+    """
+
+    model: nn.Module = field(repr=False)
+    element: Element
+    order: str
+    doubts: tuple[str, ...]
+    symmetry: Symmetry = field(repr=False)
+
+    @property
+    def unique(self) -> bool:
+        """Whether every network of the orbit has this canonical form."""
+        return not self.doubts
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"order": self.order, "unique": self.unique, "doubts": list(self.doubts)}
+
+
+def canonicalize(
+    model: nn.Module,
+    *example_args: Any,
+    order: str = "lexicographic",
+    base: float = 1.1,
+    symmetry: Symmetry | None = None,
+    **example_kwargs: Any,
+) -> Canonical:
+    """The canonical form of a network: the same for all networks that its symmetry takes into one another.
+
+    Scales are normalised first (every unit's weights get length one), then signs (the first weight is positive), and
+    units are sorted. With permutations and signs alone two networks of one orbit agree to the last bit, with scales up
+    to rounding (1e-6 relative in single precision).
+
+    Args:
+        model: any network; it is not changed. *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`.
+        order: how units are sorted. "lexicographic": by their weights, entry by entry, signs before values.
+            "nodesort": by the inner product of their outgoing weights with powers of `base`, sequentially from the
+            output. "nodesort-printed": as in the thesis that proposed it, which is canonical for one hidden layer only.
+        base: p of the NodeSort orders.
+        symmetry: the symmetry of the model where it is already known (it does not depend on the weights).
+
+    Returns:
+        A `Canonical` with `.model`, `.element` and `.doubts`.
+
+    Raises:
+        InputError: weights that are not finite, an unknown order, a base that overflows, a symmetry with matrices.
+
+    Example:
+        >>> import torch, intertwine
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> x = torch.zeros(1, 3)
+        >>> twin = intertwine.symmetry(model, x).act(intertwine.symmetry(model, x).random(seed=0), model)
+        >>> a, b = intertwine.canonicalize(model, x).model, intertwine.canonicalize(twin, x).model
+        >>> all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+        True
+    """
+    found = symmetry if symmetry is not None else find_symmetry(model, *example_args, **example_kwargs)
+    element, doubts = canonical_element(found, weights_of(found, model), order, base)
+    return Canonical(found.act(element, model), element, order, doubts, found)
+
+
+def canonical_element(
+    symmetry: Symmetry, weights: Mapping[str, Tensor], order: str = "lexicographic", base: float = 1.1
+) -> tuple[Element, tuple[str, ...]]:
+    """The element that takes weights to their canonical form, and what there is to doubt about it."""
+    _check(symmetry, order, base)
+    if order == "nodesort-printed":
+        doubt = "as printed, NodeSort depends on the order of the units it sorts wherever two hidden layers meet"
+        return _element(symmetry, {}, printed_permutations(pieces(symmetry, weights), base), {}), (doubt,)
+    cut = pieces(symmetry, weights, copy=any(s.scales or s.signs for s in symmetry.strands))
+    gauge = ScaleGauge(cut)
+    scales = gauge.run()
+    doubts = [
+        f"wire {symmetry.strands[s].name!r}: the size of its weights can be read only through wires that wait for it, "
+        "so its scales are left as they are"
+        for s in gauge.loose()
+    ]
+    ordering = sort(cut, order, base)
+    element = _ordered_element(symmetry, scales, ordering)
+    if ordering.choices and not _same_from_elsewhere(symmetry, weights, element, order, base):
+        doubts.append("some units are joined to the rest in the same way but are not interchangeable; their order is arbitrary")
+    return element, tuple(doubts)
+
+
+def sort(cut: Pieces, order: str, base: float) -> Ordering:
+    """Sort weights whose scales are normalised."""
+    return (NodeSort(cut, base) if order == "nodesort" else Ordering(cut)).run()
+
+
+def _ordered_element(symmetry: Symmetry, scales: Mapping[int, Tensor], ordering: Ordering) -> Element:
+    order = {s: ordering.permutation(s) for s, strand in enumerate(symmetry.strands) if strand.permutes}
+    return _element(symmetry, scales, order, ordering.signs)
+
+
+def _element(
+    symmetry: Symmetry, scales: Mapping[int, Tensor], order: Mapping[int, Tensor], signs: Mapping[int, Tensor]
+) -> Element:
+    identity = symmetry.identity()
+    moves = {
+        i: replace(
+            move,
+            permutation=order.get(i, move.permutation),
+            scale=scales.get(i, move.scale),
+            sign=signs.get(i, move.sign),
+        )
+        for i, move in identity.moves.items()
+    }
+    return replace(identity, moves=moves)
+
+
+def _same_from_elsewhere(
+    symmetry: Symmetry, weights: Mapping[str, Tensor], element: Element, order: str, base: float
+) -> bool:
+    """Whether the form is also reached from the form itself with all units shuffled: a choice made no difference."""
+    form = moved(symmetry, element, weights)
+    for seed in range(2):
+        shuffled = symmetry.random(seed)
+        shuffle = _element(symmetry, {}, {i: m.permutation for i, m in shuffled.moves.items() if m.permutation is not None}, {})
+        start = moved(symmetry, shuffle, form)
+        cut = pieces(symmetry, start, copy=True)
+        again = moved(symmetry, _ordered_element(symmetry, {}, sort(cut, order, base)), start)
+        if not all(torch.equal(form[name], again[name]) for name in symmetry.layouts if name in form):
+            return False
+    return True
+
+
+def _check(symmetry: Symmetry, order: str, base: float) -> None:
+    if order not in ORDERS:
+        raise InputError(f"There is no order {order!r}. Choose one of {', '.join(map(repr, ORDERS))}.")
+    if order != "lexicographic" and not base > 1:
+        raise InputError(f"NodeSort needs a base above 1, {base} was given. The thesis's example uses 10; try 1.1.")
+    matrices = [s.name for s in symmetry.strands if s.matrix]
+    if matrices:
+        raise InputError(
+            f"The symmetry lets whole matrices act on {matrices[0]!r}; canonical forms know permutations, scales and "
+            "signs. Pass the symmetry without continuous=True."
+        )

@@ -1,0 +1,256 @@
+"""The order of units: every strand is sorted by rows of numbers whose own order is already known.
+
+It begins where the order is given (at the inputs and outputs, and at biases) and goes on from wire to wire. Where
+units still look alike, they are told apart by what they are joined to, whatever its order; units that are truly the same
+may stand in any order; and if unequal units are left that nothing tells apart, one is put first and the rest follows.
+Every decision depends only on numbers that all members of the orbit share, so all of them arrive at one form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from intertwine.canonical.blocks import Pieces, Site
+from intertwine.canonical.gauge import along, settle_signs
+from intertwine.canonical.ranks import order_of, refine, sign_bytes, tied, unresolved, value_bytes
+from intertwine.shapes import Float, Int
+from intertwine.symmetry.layout import base_dims, spread
+
+#: How many entries of a row are compared by sign before values are looked at.
+SIGNS_COMPARED = 512
+
+
+class Ordering:
+    """Sorts all strands of some weights. Signs are fixed on the way and written into the blocks."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces = pieces
+        strands = pieces.strands
+        copies = [tuple(strands[b].size for b in s.bases) for s in strands]
+        self.ranks: list[Int[Tensor, "*copies n"]] = [
+            torch.zeros(*c, s.size, dtype=torch.int64) if s.permutes else torch.arange(s.size).expand(*c, s.size).clone()
+            for s, c in zip(strands, copies, strict=True)
+        ]
+        self.signs: dict[int, Float[Tensor, "signs *copies n"]] = {
+            i: torch.ones(s.signs, *c, s.size, dtype=torch.float64)
+            for i, (s, c) in enumerate(zip(strands, copies, strict=True))
+            if s.signs
+        }
+        self.unsigned = set(self.signs)  # strands whose signs are not fixed yet
+        self.resolved = [not unresolved(rank) for rank in self.ranks]
+        self.dead: dict[int, Tensor] = {}  # units with weights of zero wherever their sign could be read
+        self.used: set[tuple[str, int, int]] = set()  # (stage, strand, site): what a site says is heard once
+        self.choices = 0  # how often unequal units had to be put in an order that nothing gives
+
+    def run(self) -> Ordering:
+        """Sort everything."""
+        stages = (self._by_signs, self._by_values, self._by_surroundings, self._by_choice)
+        while any(stage() for stage in stages):  # back to the first stage after every success
+            pass
+        for s in list(self.dead):  # all else is known now, also what such a unit feeds into
+            dead = self.dead.pop(s)
+            self._apply_signs(s, torch.where(dead, self._signs(s)[0], 1.0))
+        return self
+
+    def permutation(self, s: int) -> Int[Tensor, "*copies n"]:
+        """The permutation that puts a strand in order."""
+        return order_of(self.ranks[s])
+
+    # -- stages ----------------------------------------------------------------------------------------------------
+
+    def _by_signs(self) -> bool:
+        """Fix signs and compare rows by sign, wherever everything else in a block is known."""
+        done = False
+        for s in range(len(self.pieces.strands)):
+            done |= self._fix_signs(s)
+            done |= self._compare("signs", s)
+        return done
+
+    def _by_values(self) -> bool:
+        """Compare the rows of one strand by value, so that the next strands can again be told apart by signs."""
+        return any(self._compare("values", s) for s in range(len(self.pieces.strands)))
+
+    def _by_surroundings(self) -> bool:
+        """Compare what units are joined to where its order is not known: as sorted lists, without signs."""
+        done = False
+        for s in self._open():
+            for site in self.pieces.sites[s]:
+                if unresolved(self.ranks[s]) and not self.known(s, site):
+                    done |= self._update(s, refine(self.ranks[s], value_bytes(self._sorted_rows(s, site))))
+        return done
+
+    def _by_choice(self) -> bool:
+        """Units that are the same take any order; of units that only look the same, one is put first."""
+        for s in sorted(self.unsigned):  # dead units hold up the rest: they are left out of all rows until the end
+            signs, unknown = self._signs(s)
+            self.dead[s] = unknown
+            return self._apply_signs(s, signs)
+        if any([self._split_twins(s) for s in self._open()]):
+            return True
+        for s in self._open():
+            rank, where = self.ranks[s].clone(), tied(self.ranks[s])
+            low = torch.where(where, rank, rank.shape[-1]).amin(-1, keepdim=True)
+            cell = where & (rank == low)
+            chosen = cell & (cell.cumsum(-1) == 1)
+            self.choices += 1
+            return self._update(s, torch.where(cell & ~chosen, rank + 1, rank))
+        return False
+
+    # -- comparing -------------------------------------------------------------------------------------------------
+
+    def _open(self) -> list[int]:
+        return [s for s, resolved in enumerate(self.resolved) if not resolved]
+
+    def known(self, s: int, site: Site) -> bool:
+        """Whether the order and the signs of everything else in a block are known."""
+        return all(
+            leaf.strand != s and self.resolved[leaf.strand] and not (leaf.strand in self.unsigned and any(leaf.flips))
+            for _, leaf in site.others()
+        )
+
+    def _update(self, s: int, rank: Int[Tensor, "*copies n"]) -> bool:
+        changed = not torch.equal(rank, self.ranks[s])
+        self.ranks[s] = rank
+        self.resolved[s] = not unresolved(rank)
+        return changed
+
+    def _compare(self, stage: str, s: int) -> bool:
+        if self.resolved[s] or s in self.unsigned:
+            return False
+        done = False
+        for i, site in enumerate(self.pieces.sites[s]):
+            if (stage, s, i) in self.used or not self.known(s, site):
+                continue
+            self.used.add((stage, s, i))
+            for rows in self._chunks(site, SIGNS_COMPARED if stage == "signs" else None):
+                code = sign_bytes(rows.cpu()) if stage == "signs" else value_bytes(rows)
+                done |= self._update(s, refine(self.ranks[s], code))
+                if self.resolved[s]:
+                    return True
+        return done
+
+    def _chunks(self, site: Site, most: int | None) -> Iterator[Tensor]:
+        """The rows of a site with their entries in canonical order, a few columns first and then more."""
+        x = self._alive(site)
+        fronts = len(site.front)
+        total = prod(x.shape[fronts:])
+        stop = total if most is None else min(most, total)
+        if total == 1:
+            yield x.reshape(*x.shape[:fronts], 1)
+            return
+        index = self.columns(site)
+        start, width = 0, 64
+        while start < stop:
+            flat = None if index is None else index[start : min(start + width, stop)]
+            if flat is None:
+                yield self._carry(x, site, (*site.front, *site.rest)).flatten(fronts)[..., start : min(start + width, stop)]
+            else:
+                yield x[(..., *torch.unravel_index(flat.to(x.device), x.shape[fronts:]))]
+            start, width = start + width, 8 * width
+
+    def columns(self, site: Site) -> Int[Tensor, " entries"] | None:
+        """The entries of a row in canonical order, as positions; None if that order differs from row to row."""
+        for _, leaf in site.others():
+            if any(b in {site.block.leaf(f).strand for f in site.front} for b in self.pieces.strands[leaf.strand].bases):
+                return None
+        sizes = [site.block.data.shape[d] for d in site.rest]
+        index = torch.arange(prod(sizes)).reshape(sizes)
+        return self._carry(index, site, site.rest).flatten()
+
+    def _alive(self, site: Site) -> Tensor:
+        """The rows of a site, with zeros where they belong to units whose signs are not known yet."""
+        x = site.rows
+        for d, leaf in site.others():
+            if leaf.strand in self.dead and any(leaf.flips):
+                x = x * along(1 - self.dead[leaf.strand].to(x.dtype), self.pieces, site, d)
+        return x
+
+    def _carry(self, x: Tensor, site: Site, dims: Sequence[int]) -> Tensor:
+        """Reorder those dimensions of x (which stand for `dims` of the block) that belong to other strands."""
+        strands = self.pieces.strands
+        for d, leaf in sorted(site.others(), key=lambda o: -len(strands[o[1].strand].bases)):
+            bases = base_dims(site.block.dims, d, strands[leaf.strand].bases)
+            index = order_of(self.ranks[leaf.strand]).to(x.device)
+            places = [dims.index(p) for p in (*bases, d)]
+            x = torch.take_along_dim(x, spread(index, places, x.ndim), dims.index(d))
+        return x
+
+    def _sorted_rows(self, s: int, site: Site) -> Float[Tensor, "*copies n entries"]:
+        """Each row sorted within what is known of the order of its entries; without signs where some are open."""
+        x = self._alive(site)
+        flips = [(s, site.leaf), *((leaf.strand, leaf) for _, leaf in site.others())]
+        if any(q in self.unsigned and any(leaf.flips) for q, leaf in flips):
+            x = x.abs()
+        dims = (*site.front, *site.rest)
+        cell = torch.zeros([1] * x.ndim, dtype=torch.int64)
+        for d in site.rest:
+            tree = site.block.dims[d].tree
+            size = site.block.data.shape[d]
+            rank, places = torch.arange(size), [dims.index(d)]
+            if (d, tree) in site.others():
+                leaf = site.block.leaf(d)
+                rank = self.ranks[leaf.strand]
+                bases = base_dims(site.block.dims, d, self.pieces.strands[leaf.strand].bases)
+                places = [dims.index(p) for p in (*bases, d)]
+            cell = cell * size + spread(rank, places, x.ndim)
+        fronts = len(site.front)
+        values = x.flatten(fronts).cpu() if site.rest else x.unsqueeze(-1).cpu()
+        cells = cell.expand(x.shape).reshape(values.shape)
+        order = values.argsort(dim=-1, stable=True)
+        order = order.gather(-1, cells.gather(-1, order).argsort(dim=-1, stable=True))
+        return values.gather(-1, order)
+
+    def _split_twins(self, s: int) -> bool:
+        """Give tied units with the very same weights everywhere any order."""
+        sites = self.pieces.sites[s]
+        if any(len(site.block.places(s)) > 1 for site in sites):
+            return False
+        n = self.ranks[s].shape[-1]
+        same = self.ranks[s]
+        for site in sites:
+            rows = site.rows.reshape(*site.rows.shape[: len(site.front)], -1)
+            same = refine(same, value_bytes(rows))
+        fine = refine(same, value_bytes(torch.arange(n, dtype=torch.float64).expand(same.shape).unsqueeze(-1)))
+        # a cell whose units are all the same is put in any order; a mixed one is left for a choice
+        mixed = same != self.ranks[s]
+        cells = self.ranks[s]
+        unlike = torch.zeros_like(cells).scatter_reduce(-1, cells, mixed.long(), "amax").gather(-1, cells).bool()
+        return self._update(s, torch.where(unlike, cells, fine))
+
+    # -- signs -----------------------------------------------------------------------------------------------------
+
+    def _fix_signs(self, s: int) -> bool:
+        if s not in self.unsigned:
+            return False
+        signs, unknown = self._signs(s)
+        return self._apply_signs(s, signs) if not bool(unknown.any()) else False
+
+    def _signs(self, s: int) -> tuple[Float[Tensor, "signs *copies n"], Tensor]:
+        """The signs of a strand as far as they can be read, and the units for which they cannot."""
+        sites = [site for site in self.pieces.sites[s] if any(site.leaf.flips) and self.known(s, site)]
+        return settle_signs(self.pieces, s, sites, [self._first_sign(site) for site in sites])
+
+    def _apply_signs(self, s: int, signs: Float[Tensor, "signs *copies n"]) -> bool:
+        self.unsigned.discard(s)
+        self.signs[s] = self.signs[s] * signs
+        for site in self.pieces.sites[s]:
+            if any(site.leaf.flips):
+                factor = torch.stack([signs[k] for k, f in enumerate(site.leaf.flips) if f]).prod(0)
+                factor = factor.to(site.block.data.device, site.block.data.dtype)
+                site.rows.mul_(factor.reshape(*factor.shape, *[1] * len(site.rest)))
+        return True
+
+    def _first_sign(self, site: Site) -> Float[Tensor, "*copies n"]:
+        """The sign of the first entry of every row that is not zero, in canonical order."""
+        sign = torch.zeros(site.rows.shape[: len(site.front)], dtype=torch.float32)
+        for rows in self._chunks(site, None):
+            signs = rows.sign().cpu().float()
+            first = (signs != 0).float().argmax(-1, keepdim=True)
+            sign = torch.where(sign == 0, signs.gather(-1, first).squeeze(-1), sign)
+            if bool((sign != 0).all()):
+                break
+        return sign
