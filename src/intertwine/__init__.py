@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from intertwine.canonical.canonicalize import canonicalize as canonicalize
+    from intertwine.canonical.equivalence import equivalent as equivalent
+    from intertwine.canonical.fingerprint import fingerprint as fingerprint
     from intertwine.errors import CaptureError as CaptureError
     from intertwine.errors import InputError as InputError
     from intertwine.errors import IntertwineError as IntertwineError
@@ -31,6 +33,8 @@ _HOMES = {
     "MismatchError": "errors",
     "RuleError": "errors",
     "canonicalize": "canonical.canonicalize",
+    "equivalent": "canonical.equivalence",
+    "fingerprint": "canonical.fingerprint",
     "rule": "graph.registry",
     "activation_group": "symmetry.activation",
     "Element": "symmetry.element",

@@ -142,7 +142,8 @@ def _same_from_elsewhere(
     form = moved(symmetry, element, weights)
     for seed in range(2):
         shuffled = symmetry.random(seed)
-        shuffle = _element(symmetry, {}, {i: m.permutation for i, m in shuffled.moves.items() if m.permutation is not None}, {})
+        order_of = {i: m.permutation for i, m in shuffled.moves.items() if m.permutation is not None}
+        shuffle = _element(symmetry, {}, order_of, {i: m.sign for i, m in shuffled.moves.items() if m.sign is not None})
         start = moved(symmetry, shuffle, form)
         cut = pieces(symmetry, start, copy=True)
         again = moved(symmetry, _ordered_element(symmetry, {}, sort(cut, order, base)), start)

@@ -1,14 +1,14 @@
-"""Scales and signs brought to a normal form: every unit's weights get length one, and a first entry above zero.
+"""Scales brought to a normal form: the weights of every unit get length one.
 
 Each index of a wire may carry several scales. A *direction* is a vector of exponents with which they enter a block;
 the length of a unit's slice of a block fixes the scales along that direction. Wires are visited in turn, because a
 length can be measured only where the scales of all other wires in the block are known; a unit whose slice is zero
-there (a dead unit) waits for another block. Signs are fixed in the same way, modulo 2, by the first non-zero entry.
+there (a dead unit) waits for another block. `Fixed`, the book of what is known, serves signs too, modulo 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -30,7 +30,7 @@ class ScaleGauge:
 
     def __init__(self, pieces: Pieces) -> None:
         self.pieces = pieces
-        self.fixed = [_Fixed(pieces, s, [tuple(map(float, x.leaf.powers)) for x in pieces.sites[s]]) for s in _all(pieces)]
+        self.fixed = [Fixed(pieces, s, [tuple(map(float, x.leaf.powers)) for x in pieces.sites[s]]) for s in _all(pieces)]
         self.logs = {
             s: torch.zeros(strand.scales, *_copies(pieces, s), strand.size, dtype=torch.float64)
             for s, strand in enumerate(pieces.strands)
@@ -97,110 +97,95 @@ class ScaleGauge:
                 site.rows.mul_(factor.reshape(*factor.shape, *[1] * len(site.rest)))
 
 
-def settle_signs(
-    pieces: Pieces, s: int, sites: Sequence[Site], first: Sequence[Tensor]
-) -> tuple[Float[Tensor, "signs *copies n"], Tensor]:
-    """The signs of one strand that make the first non-zero entries of its slices positive.
+class Fixed:
+    """Which directions of a strand's scales (or signs) are known at every index of it."""
 
-    Args:
-        sites: occurrences of the strand in which it flips and all else is known.
-        first: for each, the sign (−1, 0, 1) of the first non-zero entry of every slice, in the canonical order.
-
-    Returns:
-        The signs, and which indices have signs that act on other occurrences too and could not be read here.
-    """
-    every = [tuple(map(float, site.leaf.flips)) for site in pieces.sites[s]]
-    fixed = _Fixed(pieces, s, every, modulus=2)
-    goals: dict[tuple[float, ...], Tensor] = {}
-    for site, sign in zip(sites, first, strict=True):
-        direction = tuple(map(float, site.leaf.flips))
-        accepted = ~fixed.knows(direction) & (sign != 0)
-        if bool(accepted.any()):
-            fixed.learn(direction, accepted)
-            goal = (sign < 0).to(torch.float64)
-            goals[direction] = torch.where(accepted, goal, goals.get(direction, torch.zeros_like(goal)))
-    known = torch.stack([fixed.knows(d) for d in fixed.directions]).all(0)
-    return 1 - 2 * fixed.solve(goals).remainder(2).round(), ~known
-
-
-class _Fixed:
-    """Which directions of a strand's scales (or signs) are known, for every index: a set of directions per index."""
-
-    def __init__(
-        self, pieces: Pieces, s: int, directions: Sequence[tuple[float, ...]], modulus: int = 0
-    ) -> None:
+    def __init__(self, pieces: Pieces, s: int, directions: Sequence[tuple[float, ...]], modulus: int = 0) -> None:
         self.directions: Directions = tuple(dict.fromkeys(d for d in directions if any(d)))
         self.modulus = modulus
         strand = pieces.strands[s]
-        self.rank = strand.signs if modulus else strand.scales
+        self.generators = strand.signs if modulus else strand.scales
+        self.sets: list[Directions] = [()]  # the sets of independent directions met so far
         self.pattern: Int[Tensor, "*copies n"] = torch.zeros(*_copies(pieces, s), strand.size, dtype=torch.int64)
 
     def knows(self, direction: tuple[float, ...]) -> Tensor:
-        """Per index: whether a direction is fixed by those learnt."""
-        if not any(direction):
-            return torch.ones_like(self.pattern, dtype=torch.bool)
-        known = [int(p) for p in self.pattern.unique() if _spans(self._chosen(int(p)), direction, self.modulus)]
-        return torch.isin(self.pattern, torch.tensor(known, dtype=torch.int64))
+        """Per index: whether a direction follows from those learnt."""
+        known = torch.tensor([_spans(chosen, direction, self.modulus) for chosen in self.sets])
+        return known[self.pattern]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every direction is known at every index."""
+        return all(bool(self.knows(d).all()) for d in self.directions)
 
     def learn(self, direction: tuple[float, ...], where: Tensor) -> None:
-        self.pattern = self.pattern | (where.to(torch.int64).cpu() << self.directions.index(direction))
+        """Add a direction, independent of those known there, at some indices."""
+        pattern = self.pattern.clone()
+        for old in self.pattern[where].unique().tolist():
+            larger = (*self.sets[old], direction)
+            if larger not in self.sets:
+                self.sets.append(larger)
+            pattern[where & (self.pattern == old)] = self.sets.index(larger)
+        self.pattern = pattern
 
-    def _chosen(self, pattern: int) -> Directions:
-        return tuple(d for i, d in enumerate(self.directions) if pattern >> i & 1)
-
-    def solve(self, goals: dict[tuple[float, ...], Tensor]) -> Float[Tensor, "generators *copies n"]:
+    def solve(self, goals: Mapping[tuple[float, ...], Tensor]) -> Float[Tensor, "generators *copies n"]:
         """The smallest step that reaches the new goals and keeps what was known before."""
-        step = torch.zeros(self.rank, *self.pattern.shape, dtype=torch.float64)
-        for p in self.pattern.unique():
-            chosen = self._chosen(int(p))
+        step = torch.zeros(self.generators, *self.pattern.shape, dtype=torch.float64)
+        for p in self.pattern.unique().tolist():
+            chosen = self.sets[p]
             if not chosen:
                 continue
             inverse = torch.tensor(_right_inverse(chosen, self.modulus), dtype=torch.float64)
-            goal = torch.stack([goals.get(d, torch.zeros(())).cpu().expand(self.pattern.shape) for d in chosen])
-            solved = torch.einsum("gd,d...->g...", inverse, goal.to(torch.float64))
-            step = torch.where(self.pattern == p, solved, step)
+            at = self.pattern == p
+            goal = torch.stack([goals[d][at] if d in goals else torch.zeros(int(at.sum())) for d in chosen])
+            step[:, at] = inverse @ goal.to(torch.float64)
         return step
 
 
 @cache
 def _spans(chosen: Directions, direction: tuple[float, ...], modulus: int) -> bool:
-    if not chosen:
-        return False
-    return _rank((*chosen, direction), modulus) == _rank(chosen, modulus)
+    if not any(direction) or direction in chosen:
+        return True
+    if modulus:
+        return len(_echelon((*chosen, direction))) == len(_echelon(chosen))
+    return bool(chosen) and _rank((*chosen, direction)) == _rank(chosen)
 
 
-def _rank(rows: Directions, modulus: int) -> int:
-    if not modulus:
-        return int(np.linalg.matrix_rank(np.array(rows)))
-    return len(_echelon(rows))
+@cache
+def _rank(rows: Directions) -> int:
+    return int(np.linalg.matrix_rank(np.array(rows)))
 
 
-def _echelon(rows: Directions) -> list[int]:
+@cache
+def _echelon(rows: Directions) -> tuple[int, ...]:
     """Independent rows modulo 2, each as an integer whose bits are its entries."""
     basis: list[int] = []
     for row in rows:
-        bits = sum(1 << k for k, v in enumerate(row) if int(v) % 2)
+        bits = sum(1 << k for k, v in enumerate(row) if v)
         for b in basis:
             bits = min(bits, bits ^ b)
         if bits:
             basis.append(bits)
-    return basis
+    return tuple(basis)
 
 
 @cache
 def _right_inverse(rows: Directions, modulus: int) -> tuple[tuple[float, ...], ...]:
     """R with rows @ R = 1 (modulo 2 where asked); the rows are independent."""
+    a = np.array(rows)
     if not modulus:
-        return tuple(map(tuple, np.linalg.pinv(np.array(rows)).tolist()))
-    count, width = len(rows), len(rows[0])
-    columns = []
-    for target in range(count):
-        for x in range(1 << width):  # a wire has one or two signs, so all of their products can be tried
-            image = [sum(int(v) * (x >> k & 1) for k, v in enumerate(row)) % 2 for row in rows]
-            if image == [int(i == target) for i in range(count)]:
-                columns.append([float(x >> k & 1) for k in range(width)])
-                break
-    return tuple(map(tuple, np.array(columns).T.tolist()))
+        return tuple(map(tuple, np.linalg.pinv(a).tolist()))
+    count, width = a.shape
+    work = np.concatenate([a.astype(np.int64) % 2, np.eye(count, dtype=np.int64)], 1)
+    result = np.zeros((width, count))
+    for i in range(count):
+        pivot = int(work[i, :width].argmax())
+        for j in range(count):
+            if j != i and work[j, pivot]:
+                work[j] ^= work[i]
+    for i in range(count):  # reduced: the pivot of each row stands alone in its column
+        result[int(work[i, :width].argmax())] = work[i, width:]
+    return tuple(map(tuple, result.tolist()))
 
 
 def _all(pieces: Pieces) -> range:

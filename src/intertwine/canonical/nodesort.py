@@ -27,7 +27,7 @@ class NodeSort(Ordering):
 
     def _by_signs(self) -> bool:
         for s in reversed(self._open()):
-            if self._fix_signs(s):
+            if self._read_signs(s):
                 return True
             sites = self.pieces.sites[s]
             known = [i for i in reversed(range(len(sites))) if self.known(s, sites[i])]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site
-from intertwine.canonical.gauge import along, settle_signs
+from intertwine.canonical.gauge import Fixed, along
 from intertwine.canonical.ranks import order_of, refine, sign_bytes, tied, unresolved, value_bytes
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.layout import base_dims, spread
@@ -42,7 +42,9 @@ class Ordering:
         }
         self.unsigned = set(self.signs)  # strands whose signs are not fixed yet
         self.resolved = [not unresolved(rank) for rank in self.ranks]
-        self.dead: dict[int, Tensor] = {}  # units with weights of zero wherever their sign could be read
+        self.fixed = {
+            s: Fixed(pieces, s, [tuple(map(float, x.leaf.flips)) for x in pieces.sites[s]], modulus=2) for s in self.signs
+        }
         self.used: set[tuple[str, int, int]] = set()  # (stage, strand, site): what a site says is heard once
         self.choices = 0  # how often unequal units had to be put in an order that nothing gives
 
@@ -51,9 +53,6 @@ class Ordering:
         stages = (self._by_signs, self._by_values, self._by_surroundings, self._by_choice)
         while any(stage() for stage in stages):  # back to the first stage after every success
             pass
-        for s in list(self.dead):  # all else is known now, also what such a unit feeds into
-            dead = self.dead.pop(s)
-            self._apply_signs(s, torch.where(dead, self._signs(s)[0], 1.0))
         return self
 
     def permutation(self, s: int) -> Int[Tensor, "*copies n"]:
@@ -66,7 +65,7 @@ class Ordering:
         """Fix signs and compare rows by sign, wherever everything else in a block is known."""
         done = False
         for s in range(len(self.pieces.strands)):
-            done |= self._fix_signs(s)
+            done |= self._read_signs(s)
             done |= self._compare("signs", s)
         return done
 
@@ -79,16 +78,16 @@ class Ordering:
         done = False
         for s in self._open():
             for site in self.pieces.sites[s]:
-                if unresolved(self.ranks[s]) and not self.known(s, site):
+                if not self.resolved[s] and (s in self.unsigned or not self.known(s, site)):
                     done |= self._update(s, refine(self.ranks[s], value_bytes(self._sorted_rows(s, site))))
         return done
 
     def _by_choice(self) -> bool:
         """Units that are the same take any order; of units that only look the same, one is put first."""
-        for s in sorted(self.unsigned):  # dead units hold up the rest: they are left out of all rows until the end
-            signs, unknown = self._signs(s)
-            self.dead[s] = unknown
-            return self._apply_signs(s, signs)
+        for s in sorted(self.unsigned):
+            if bool(self.fixed[s].pattern.any()):  # dead units hold up the rest: let the others go on without them
+                self.unsigned.remove(s)
+                return True
         if any([self._split_twins(s) for s in self._open()]):
             return True
         for s in self._open():
@@ -98,6 +97,12 @@ class Ordering:
             chosen = cell & (cell.cumsum(-1) == 1)
             self.choices += 1
             return self._update(s, torch.where(cell & ~chosen, rank + 1, rank))
+        for s in sorted(self.unsigned):  # signs that can be read only through each other: the first unit keeps its own
+            self.choices += 1
+            for direction in self.fixed[s].directions:
+                self.fixed[s].learn(direction, self.ranks[s] == 0)
+            self.unsigned.remove(s)
+            return True
         return False
 
     # -- comparing -------------------------------------------------------------------------------------------------
@@ -165,8 +170,10 @@ class Ordering:
         """The rows of a site, with zeros where they belong to units whose signs are not known yet."""
         x = site.rows
         for d, leaf in site.others():
-            if leaf.strand in self.dead and any(leaf.flips):
-                x = x * along(1 - self.dead[leaf.strand].to(x.dtype), self.pieces, site, d)
+            if any(leaf.flips) and leaf.strand not in self.unsigned:
+                known = self.fixed[leaf.strand].knows(tuple(map(float, leaf.flips)))
+                if not bool(known.all()):
+                    x = x * along(known.to(x.dtype), self.pieces, site, d)
         return x
 
     def _carry(self, x: Tensor, site: Site, dims: Sequence[int]) -> Tensor:
@@ -223,26 +230,36 @@ class Ordering:
 
     # -- signs -----------------------------------------------------------------------------------------------------
 
-    def _fix_signs(self, s: int) -> bool:
-        if s not in self.unsigned:
+    def _read_signs(self, s: int) -> bool:
+        """Fix the signs of a strand as far as they can be read; whether any was."""
+        if s not in self.fixed or self.fixed[s].complete:
+            self.unsigned.discard(s)
             return False
-        signs, unknown = self._signs(s)
-        return self._apply_signs(s, signs) if not bool(unknown.any()) else False
+        fixed, goals = self.fixed[s], {}
+        before = fixed.pattern
+        for site in self.pieces.sites[s]:
+            direction = tuple(map(float, site.leaf.flips))
+            wanted = ~fixed.knows(direction)
+            if not bool(wanted.any()) or not self.known(s, site):
+                continue
+            sign = self._first_sign(site)
+            accepted = wanted & (sign != 0)
+            fixed.learn(direction, accepted)
+            goals[direction] = goals.get(direction, 0) + (accepted & (sign < 0)).to(torch.float64)
+        if torch.equal(before, fixed.pattern):
+            return False
+        self._apply_signs(s, 1 - 2 * fixed.solve(goals).remainder(2).round())
+        if fixed.complete:
+            self.unsigned.discard(s)
+        return True
 
-    def _signs(self, s: int) -> tuple[Float[Tensor, "signs *copies n"], Tensor]:
-        """The signs of a strand as far as they can be read, and the units for which they cannot."""
-        sites = [site for site in self.pieces.sites[s] if any(site.leaf.flips) and self.known(s, site)]
-        return settle_signs(self.pieces, s, sites, [self._first_sign(site) for site in sites])
-
-    def _apply_signs(self, s: int, signs: Float[Tensor, "signs *copies n"]) -> bool:
-        self.unsigned.discard(s)
+    def _apply_signs(self, s: int, signs: Float[Tensor, "signs *copies n"]) -> None:
         self.signs[s] = self.signs[s] * signs
         for site in self.pieces.sites[s]:
             if any(site.leaf.flips):
                 factor = torch.stack([signs[k] for k, f in enumerate(site.leaf.flips) if f]).prod(0)
                 factor = factor.to(site.block.data.device, site.block.data.dtype)
                 site.rows.mul_(factor.reshape(*factor.shape, *[1] * len(site.rest)))
-        return True
 
     def _first_sign(self, site: Site) -> Float[Tensor, "*copies n"]:
         """The sign of the first entry of every row that is not zero, in canonical order."""

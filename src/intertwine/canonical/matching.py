@@ -1,0 +1,229 @@
+"""Matching: the element that takes one network's weights onto another's, when they agree up to noise.
+
+Sorting fails on noise, because a sort is decided by the last digit where two numbers nearly agree. Here units of the two
+networks are paired by the distance of their weights, wire after wire, and a wire is paired only when every unit has one
+clear partner; until then it enters the rows of other wires by lengths, which no order changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from intertwine.canonical.blocks import Pieces, Site, pieces
+from intertwine.canonical.gauge import Fixed, ScaleGauge, along
+from intertwine.shapes import Float, Int
+from intertwine.symmetry.element import Element, copies
+from intertwine.symmetry.layout import Leaf, spread
+from intertwine.symmetry.symmetry import Symmetry
+
+CLEAR = 0.25  # a partner is clear when its squared distance is below this share of the next one's
+ENOUGH = 2048  # entries of a row that are looked at first
+LEAST_COSINE = 0.5  # a sign is read where two slices point the same or the opposite way
+
+
+def match(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Element:
+    """The element that takes weights b as near to weights a as pairing units can; whether it is near is not judged."""
+    cut_a, cut_b = pieces(symmetry, a, copy=True), pieces(symmetry, b, copy=True)
+    lengths_a, lengths_b = ScaleGauge(cut_a).run(), ScaleGauge(cut_b).run()
+    matching = _Matching(cut_a, cut_b)
+    matching.run()
+    identity = symmetry.identity()
+
+    def element(part: str, parts: Mapping[int, Tensor]) -> Element:
+        moves = {i: replace(m, **{part: parts[i]}) if i in parts else m for i, m in identity.moves.items()}
+        return replace(identity, moves=moves)
+
+    total = element("scale", lengths_b)
+    for depth in range(1 + max((len(s.bases) for s in symmetry.strands), default=0)):
+        # fibres were paired after their bases had been put in order
+        found = {s: p for s, p in matching.order.items() if len(symmetry.strands[s].bases) == depth}
+        total = element("permutation", found) @ total
+    return element("scale", lengths_a).inverse() @ element("sign", matching.signs) @ total
+
+
+class _Matching:
+    """Pairs the strands of two sets of weights; the blocks of b are reordered and flipped on the way."""
+
+    def __init__(self, a: Pieces, b: Pieces) -> None:
+        self.a, self.b = a, b
+        self.strands = a.strands
+        self.order: dict[int, Int[Tensor, "*copies n"]] = {}
+        self.ordered = [not s.permutes for s in self.strands]
+        self.signs = {
+            i: torch.ones(s.signs, *copies(self.strands, i), s.size, dtype=torch.float64)
+            for i, s in enumerate(self.strands)
+            if s.signs
+        }
+        self.fixed = {s: Fixed(a, s, [_flips(x.leaf) for x in a.sites[s]], modulus=2) for s in self.signs}
+        self.seen: dict[int, tuple[int, int]] = {}  # strand → what was known around it when it was last tried
+
+    def run(self) -> None:
+        while not all(self.ordered):
+            if not any(self._try(s) for s in self._waiting()):
+                self._force()
+        while any([self._read_signs(s) for s in self.fixed]):
+            pass
+        for s in self.fixed:  # signs that only each other can tell: the first unit keeps its own, and the rest follow
+            if not self.fixed[s].pattern.any() and self.fixed[s].directions:
+                first = torch.arange(self.strands[s].size).expand(self.fixed[s].pattern.shape) == 0
+                for direction in self.fixed[s].directions:
+                    self.fixed[s].learn(direction, first)
+                while any([self._read_signs(q) for q in self.fixed]):
+                    pass
+
+    def _waiting(self) -> list[int]:
+        return [
+            s for s, done in enumerate(self.ordered) if not done and all(self.ordered[b] for b in self.strands[s].bases)
+        ]
+
+    def _try(self, s: int) -> bool:
+        """Pair a strand if every unit has one clear partner."""
+        known = self._known_around(s)
+        if self.seen.get(s) == known:
+            return False
+        self.seen[s] = known
+        left, right = self._features(s, ENOUGH)
+        if left.shape[-1] == 0:
+            return False
+        partner = _clear_partners(left, right)
+        if partner is None:
+            return False
+        self._commit(s, partner)
+        return True
+
+    def _force(self) -> None:
+        """Pair the strand about which most is known, as well as possible."""
+        s = max(self._waiting(), key=self._known_around)
+        left, right = self._features(s, None)
+        n = left.shape[-2]
+        pairs = zip(left.reshape(-1, n, left.shape[-1]), right.reshape(-1, n, right.shape[-1]), strict=True)
+        rows = [torch.from_numpy(linear_sum_assignment(_distances(x, y).numpy())[1]) for x, y in pairs]
+        self._commit(s, torch.stack(rows).reshape(left.shape[:-1]))
+
+    def _known_around(self, s: int) -> tuple[int, int]:
+        others = [leaf.strand for site in self.a.sites[s] for _, leaf in site.others()]
+        signed = sum(self._signed(q) for q in [*others, s])
+        return sum(self.ordered[q] for q in others), signed
+
+    def _signed(self, s: int) -> bool:
+        return s not in self.fixed or self.fixed[s].complete
+
+    def _features(
+        self, s: int, most: int | None
+    ) -> tuple[Float[Tensor, "*copies n entries"], Float[Tensor, "*copies n entries"]]:
+        """Rows that can be compared although the order of other strands is not known yet."""
+        found: list[tuple[Tensor, Tensor]] = []
+        count = 0
+        for x, y in zip(self.a.sites[s], self.b.sites[s], strict=True):
+            if most is not None and count >= most:
+                break
+            rows = self._comparable(s, x, most), self._comparable(s, y, most)
+            count += rows[0].shape[-1]
+            found.append(rows)
+        empty = torch.zeros(*copies(self.strands, s), self.strands[s].size, 0)
+        left = torch.cat([empty, *(r[0] for r in found)], -1)
+        return left, torch.cat([empty, *(r[1] for r in found)], -1)
+
+    def _comparable(self, s: int, site: Site, most: int | None) -> Tensor:
+        x, fronts = site.rows, len(site.front)
+        open_dims = [
+            fronts + site.rest.index(d) for d, leaf in site.others() if not self.ordered[leaf.strand] or leaf.strand == s
+        ]
+        if open_dims:
+            x = torch.linalg.vector_norm(x, dim=open_dims)
+        seen = [site.leaf, *(leaf for _, leaf in site.others() if self.ordered[leaf.strand])]
+        if any(not self._signed(leaf.strand) and any(leaf.flips) for leaf in seen):
+            x = x.abs()
+        return x.reshape(*x.shape[:fronts], -1)[..., :most].float().cpu()
+
+    def _commit(self, s: int, partner: Int[Tensor, "*copies n"]) -> None:
+        self.order[s] = partner
+        self.ordered[s] = True
+        for site in self.b.sites[s]:
+            index = spread(partner, site.front, site.block.data.ndim).to(site.block.data.device)
+            site.block.data.copy_(torch.take_along_dim(site.block.data, index, site.front[-1]))
+        for q in self.fixed:
+            if q == s or any(leaf.strand == q for site in self.a.sites[s] for _, leaf in site.others()):
+                self._read_signs(q)
+
+    def _read_signs(self, s: int) -> bool:
+        """Flip units of b that point the opposite way, wherever everything else is known."""
+        if not self.ordered[s] or not all(self.ordered[b] for b in self.strands[s].bases):
+            return False
+        fixed, goals = self.fixed[s], {}
+        before = fixed.pattern
+        for x, y in zip(self.a.sites[s], self.b.sites[s], strict=True):
+            direction = _flips(x.leaf)
+            wanted = ~fixed.knows(direction)
+            if not bool(wanted.any()) or not self._readable(s, x):
+                continue
+            cosine = _cosine(self._alive(x), self._alive(y), len(x.front))
+            accepted = wanted & (cosine.abs() > LEAST_COSINE)
+            fixed.learn(direction, accepted)
+            goals[direction] = goals.get(direction, 0) + (accepted & (cosine < 0)).to(torch.float64)
+        if torch.equal(before, fixed.pattern):
+            return False
+        signs = 1 - 2 * fixed.solve(goals).remainder(2).round()
+        self.signs[s] = self.signs[s] * signs
+        for site in self.b.sites[s]:
+            if any(site.leaf.flips):
+                factor = torch.stack([signs[k] for k, f in enumerate(site.leaf.flips) if f]).prod(0)
+                site.rows.mul_(factor.to(site.rows).reshape(*factor.shape, *[1] * len(site.rest)))
+        return True
+
+    def _alive(self, site: Site) -> Tensor:
+        """The rows of a site, with zeros where they belong to units whose signs are not known yet."""
+        x = site.rows
+        for d, leaf in site.others():
+            if any(leaf.flips):
+                known = self.fixed[leaf.strand].knows(_flips(leaf))
+                x = x if bool(known.all()) else x * along(known.to(x.dtype), self.a, site, d)
+        return x
+
+    def _readable(self, s: int, site: Site) -> bool:
+        return all(
+            leaf.strand != s
+            and self.ordered[leaf.strand]
+            and (not any(leaf.flips) or leaf.strand not in self.fixed or bool(self.fixed[leaf.strand].pattern.any()))
+            for _, leaf in site.others()
+        )
+
+
+def _flips(leaf: Leaf) -> tuple[float, ...]:
+    return tuple(map(float, leaf.flips))
+
+
+def _cosine(left: Tensor, right: Tensor, fronts: int) -> Float[Tensor, "*copies n"]:
+    """How far the slices of two blocks point the same way, per unit; 0 for zero slices."""
+    shape = (*left.shape[:fronts], prod(left.shape[fronts:]))
+    pair = (t.reshape(shape).double() for t in (left, right))
+    return torch.nn.functional.cosine_similarity(*pair, dim=-1, eps=1e-300).cpu()
+
+
+def _distances(left: Float[Tensor, "*copies n entries"], right: Float[Tensor, "*copies n entries"]) -> Tensor:
+    """Squared distances of all rows."""
+    if left.shape[-2] <= 1024:
+        left, right = left.double(), right.double()
+    squares = left.square().sum(-1).unsqueeze(-1) + right.square().sum(-1).unsqueeze(-2)
+    return (squares - 2 * left @ right.mT).clamp_min(0)
+
+
+def _clear_partners(
+    left: Float[Tensor, "*copies n entries"], right: Float[Tensor, "*copies n entries"]
+) -> Int[Tensor, "*copies n"] | None:
+    """For every row on the left its one near row on the right; None unless all are clear and none is shared."""
+    distance = _distances(left, right)
+    if distance.shape[-1] == 1:
+        return torch.zeros(left.shape[:-1], dtype=torch.int64)
+    two = distance.topk(2, dim=-1, largest=False)
+    nearest, next_one = two.values.unbind(-1)
+    partner = two.indices[..., 0]
+    clear = bool((nearest < CLEAR * next_one).all())
+    whole = torch.equal(partner.sort(-1).values, torch.arange(partner.shape[-1]).expand(partner.shape))
+    return partner if clear and whole else None
