@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from intertwine.errors import InputError
 from intertwine.graph.capture import tied_names
+from intertwine.shapes import Float
 from intertwine.symmetry.element import Element, Strand
 from intertwine.symmetry.layout import Dim, Layout, Leaf, Plus, Times, act, base_dims
 from intertwine.symmetry.symmetry import Symmetry
@@ -54,9 +55,22 @@ class Site:
         """A view of the block: one axis per base, one for the strand's index, then the rest."""
         return self.block.data.permute(*self.front, *self.rest)
 
+    def lengths(self, rows: Tensor | None = None) -> Float[Tensor, "*copies n"]:
+        """The length of every slice, in double precision; of these rows instead of the block's own where given."""
+        x = self.rows if rows is None else rows
+        dims = tuple(range(len(self.front), x.ndim))
+        return (torch.linalg.vector_norm(x, dim=dims, dtype=torch.float64) if dims else x.abs().double()).cpu()
+
     def others(self) -> list[tuple[int, Leaf]]:
         """(dimension, leaf) of every other strand in the block that is not one of the strand's bases."""
-        return [(d, self.block.leaf(d)) for d in self.rest if isinstance(self.block.dims[d].tree, Leaf)]
+        return self._leaves(self.rest)
+
+    def company(self) -> list[tuple[int, Leaf]]:
+        """(dimension, leaf) of everything in the block that may scale or flip its entries besides the strand itself."""
+        return self._leaves((*self.front[:-1], *self.rest))
+
+    def _leaves(self, dims: tuple[int, ...]) -> list[tuple[int, Leaf]]:
+        return [(d, self.block.leaf(d)) for d in dims if isinstance(self.block.dims[d].tree, Leaf)]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ there (a dead unit) waits for another block. `Fixed`, the book of what is known,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from intertwine.symmetry.layout import base_dims, spread
 #: Lengths this near to one (in units of the precision) are left alone, so that a normal form is its own normal form.
 LEAVE_ALONE = 4.0
 
-Directions = tuple[tuple[float, ...], ...]
+Direction = tuple[float, ...]
 
 
 class ScaleGauge:
@@ -30,7 +29,7 @@ class ScaleGauge:
 
     def __init__(self, pieces: Pieces) -> None:
         self.pieces = pieces
-        self.fixed = [Fixed(pieces, s, [tuple(map(float, x.leaf.powers)) for x in pieces.sites[s]]) for s in _all(pieces)]
+        self.fixed = [Fixed(pieces, s, [x.leaf.power for x in pieces.sites[s]]) for s in _all(pieces)]
         self.logs = {
             s: torch.zeros(strand.scales, *_copies(pieces, s), strand.size, dtype=torch.float64)
             for s, strand in enumerate(pieces.strands)
@@ -55,10 +54,10 @@ class ScaleGauge:
         fixed, found = self.fixed[s], {}
         before = fixed.pattern.clone()
         for site in self._scaled(s):
-            direction = tuple(map(float, site.leaf.powers))
-            wanted = ~fixed.knows(direction)
-            if not bool(wanted.any()):
+            direction = site.leaf.power
+            if fixed.complete(direction):
                 continue
+            wanted = ~fixed.knows(direction)
             length = self._length(s, site)
             accepted = wanted & (length > 0)
             if bool(accepted.any()):
@@ -73,119 +72,105 @@ class ScaleGauge:
     def _length(self, s: int, site: Site) -> Float[Tensor, "*copies n"]:
         """The length of every unit's slice, over those entries on which every other scale is known."""
         x = site.rows
-        for d, leaf in site.others():
+        for d, leaf in site.company():
             if any(leaf.powers):
-                known = self.fixed[leaf.strand].knows(tuple(map(float, leaf.powers)))
-                if not bool(known.all()):
-                    x = x * along(known.to(x.dtype), self.pieces, site, d)
-        dims = tuple(range(len(site.front), x.ndim))
-        if not dims:
-            return x.abs().to(torch.float64).cpu()
-        return torch.linalg.vector_norm(x, dim=dims, dtype=torch.float64).cpu()
+                fixed = self.fixed[leaf.strand]
+                if not fixed.complete(leaf.power):
+                    x = x * along(fixed.knows(leaf.power).to(x.dtype), self.pieces, site, d)
+        return site.lengths(x)
 
     def _unknown_length(self, s: int, site: Site) -> Tensor:
-        dims = tuple(range(len(site.front), site.rows.ndim))
-        length = site.rows.abs().amax(dims) if dims else site.rows.abs()
-        return ~self.fixed[s].knows(tuple(map(float, site.leaf.powers))) & (length > 0).cpu()
+        return ~self.fixed[s].knows(site.leaf.power) & (site.lengths() > 0)
 
     def _apply(self, s: int, step: Float[Tensor, "scales *copies n"]) -> None:
         self.logs[s] += step.cpu()
         for site in self._scaled(s):
             exponent = sum(float(p) * step[k] for k, p in enumerate(site.leaf.powers) if p)
             if isinstance(exponent, Tensor) and bool(exponent.any()):
-                factor = exponent.exp().to(site.block.data.device, site.block.data.dtype)
-                site.rows.mul_(factor.reshape(*factor.shape, *[1] * len(site.rest)))
+                multiply(site, exponent.exp())
 
 
 class Fixed:
-    """Which directions of a strand's scales (or signs) are known at every index of it."""
+    """Which directions of a strand's scales (or, modulo 2, of its signs) are known at every index of it."""
 
-    def __init__(self, pieces: Pieces, s: int, directions: Sequence[tuple[float, ...]], modulus: int = 0) -> None:
-        self.directions: Directions = tuple(dict.fromkeys(d for d in directions if any(d)))
-        self.modulus = modulus
+    def __init__(self, pieces: Pieces, s: int, directions: Sequence[Direction], modulus: int = 0) -> None:
+        found = list(dict.fromkeys(d for d in directions if any(d)))
         strand = pieces.strands[s]
+        self.directions = {d: i for i, d in enumerate(found)}
+        self.modulus = modulus
         self.generators = strand.signs if modulus else strand.scales
-        self.sets: list[Directions] = [()]  # the sets of independent directions met so far
+        self.matrix = np.array(found, dtype=np.float64).reshape(len(found), self.generators)
+        self.sets: list[tuple[int, ...]] = [()]  # the sets of independent directions met so far
+        self.known = torch.zeros(1, len(found), dtype=torch.bool)  # which directions follow from each set
+        self.everywhere = self.known[0]  # and which are known at every index
         self.pattern: Int[Tensor, "*copies n"] = torch.zeros(*_copies(pieces, s), strand.size, dtype=torch.int64)
 
-    def knows(self, direction: tuple[float, ...]) -> Tensor:
+    def knows(self, direction: Direction) -> Tensor:
         """Per index: whether a direction follows from those learnt."""
-        known = torch.tensor([_spans(chosen, direction, self.modulus) for chosen in self.sets])
-        return known[self.pattern]
+        if not any(direction):
+            return torch.ones_like(self.pattern, dtype=torch.bool)
+        return self.known[:, self.directions[direction]][self.pattern]
 
-    @property
-    def complete(self) -> bool:
-        """Whether every direction is known at every index."""
-        return all(bool(self.knows(d).all()) for d in self.directions)
+    def complete(self, direction: Direction) -> bool:
+        """Whether a direction is known at every index."""
+        return not any(direction) or bool(self.everywhere[self.directions[direction]])
 
-    def learn(self, direction: tuple[float, ...], where: Tensor) -> None:
+    def learn(self, direction: Direction, where: Tensor) -> None:
         """Add a direction, independent of those known there, at some indices."""
         pattern = self.pattern.clone()
         for old in self.pattern[where].unique().tolist():
-            larger = (*self.sets[old], direction)
+            larger = (*self.sets[old], self.directions[direction])
             if larger not in self.sets:
                 self.sets.append(larger)
+                self.known = torch.cat([self.known, self._spanned(larger)[None]])
             pattern[where & (self.pattern == old)] = self.sets.index(larger)
         self.pattern = pattern
+        self.everywhere = self.known[pattern.unique()].all(0)
 
-    def solve(self, goals: Mapping[tuple[float, ...], Tensor]) -> Float[Tensor, "generators *copies n"]:
-        """The smallest step that reaches the new goals and keeps what was known before."""
+    def _spanned(self, chosen: tuple[int, ...]) -> Tensor:
+        """Which directions are combinations of some of them."""
+        if self.modulus:
+            return torch.from_numpy(_reduced(self.matrix.astype(np.int64) % 2, chosen)).logical_not().all(1)
+        basis = np.linalg.qr(self.matrix[list(chosen)].T)[0]
+        left = self.matrix - self.matrix @ basis @ basis.T
+        return torch.from_numpy(np.abs(left).max(1) < 1e-9)
+
+    def solve(self, goals: Mapping[Direction, Tensor]) -> Float[Tensor, "generators *copies n"]:
+        """A step that reaches the new goals and keeps what was known before."""
         step = torch.zeros(self.generators, *self.pattern.shape, dtype=torch.float64)
+        found = {self.directions[d]: goal for d, goal in goals.items()}
         for p in self.pattern.unique().tolist():
-            chosen = self.sets[p]
-            if not chosen:
-                continue
-            inverse = torch.tensor(_right_inverse(chosen, self.modulus), dtype=torch.float64)
-            at = self.pattern == p
-            goal = torch.stack([goals[d][at] if d in goals else torch.zeros(int(at.sum())) for d in chosen])
-            step[:, at] = inverse @ goal.to(torch.float64)
+            chosen, at = self.sets[p], self.pattern == p
+            if any(d in found for d in chosen):
+                goal = torch.stack([found[d][at] if d in found else torch.zeros(int(at.sum())) for d in chosen])
+                step[:, at] = torch.from_numpy(self._right_inverse(chosen)) @ goal.to(torch.float64)
         return step
 
-
-@cache
-def _spans(chosen: Directions, direction: tuple[float, ...], modulus: int) -> bool:
-    if not any(direction) or direction in chosen:
-        return True
-    if modulus:
-        return len(_echelon((*chosen, direction))) == len(_echelon(chosen))
-    return bool(chosen) and _rank((*chosen, direction)) == _rank(chosen)
-
-
-@cache
-def _rank(rows: Directions) -> int:
-    return int(np.linalg.matrix_rank(np.array(rows)))
-
-
-@cache
-def _echelon(rows: Directions) -> tuple[int, ...]:
-    """Independent rows modulo 2, each as an integer whose bits are its entries."""
-    basis: list[int] = []
-    for row in rows:
-        bits = sum(1 << k for k, v in enumerate(row) if v)
-        for b in basis:
-            bits = min(bits, bits ^ b)
-        if bits:
-            basis.append(bits)
-    return tuple(basis)
+    def _right_inverse(self, chosen: tuple[int, ...]) -> np.ndarray:
+        """R with rows @ R = 1 (modulo 2 for signs), for independent rows."""
+        rows = self.matrix[list(chosen)]
+        if not self.modulus:
+            return np.linalg.pinv(rows)
+        count, width = rows.shape
+        work = np.concatenate([rows.astype(np.int64) % 2, np.eye(count, dtype=np.int64)], 1)
+        work = _reduced(work, tuple(range(count)), keep=True, width=width)
+        result = np.zeros((width, count))
+        for row in work:  # the pivot of each row stands alone in its column
+            result[int(row[:width].argmax())] = row[width:]
+        return result
 
 
-@cache
-def _right_inverse(rows: Directions, modulus: int) -> tuple[tuple[float, ...], ...]:
-    """R with rows @ R = 1 (modulo 2 where asked); the rows are independent."""
-    a = np.array(rows)
-    if not modulus:
-        return tuple(map(tuple, np.linalg.pinv(a).tolist()))
-    count, width = a.shape
-    work = np.concatenate([a.astype(np.int64) % 2, np.eye(count, dtype=np.int64)], 1)
-    result = np.zeros((width, count))
-    for i in range(count):
-        pivot = int(work[i, :width].argmax())
-        for j in range(count):
-            if j != i and work[j, pivot]:
-                work[j] ^= work[i]
-    for i in range(count):  # reduced: the pivot of each row stands alone in its column
-        result[int(work[i, :width].argmax())] = work[i, width:]
-    return tuple(map(tuple, result.tolist()))
+def _reduced(rows: np.ndarray, chosen: tuple[int, ...], keep: bool = False, width: int | None = None) -> np.ndarray:
+    """Rows modulo 2 with the pivots of the chosen rows cleared from all others (and from each other with `keep`)."""
+    work = rows.copy()
+    basis = rows[list(chosen)].copy()
+    for i in range(len(basis)):
+        pivot = int(basis[i, :width].argmax())
+        clear = basis[:, pivot].astype(bool)
+        clear[i] = False
+        basis[clear] ^= basis[i]
+        work[work[:, pivot].astype(bool)] ^= basis[i]
+    return basis if keep else work
 
 
 def _all(pieces: Pieces) -> range:
@@ -194,6 +179,12 @@ def _all(pieces: Pieces) -> range:
 
 def _copies(pieces: Pieces, s: int) -> tuple[int, ...]:
     return tuple(pieces.strands[b].size for b in pieces.strands[s].bases)
+
+
+def multiply(site: Site, factor: Float[Tensor, "*copies n"]) -> None:
+    """Multiply the slices of a site, in place."""
+    factor = factor.to(site.block.data.device, site.block.data.dtype)
+    site.rows.mul_(factor.reshape(*factor.shape, *[1] * len(site.rest)))
 
 
 def along(values: Tensor, pieces: Pieces, site: Site, d: int) -> Tensor:

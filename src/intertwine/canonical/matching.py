@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site, pieces
-from intertwine.canonical.gauge import Fixed, ScaleGauge, along
+from intertwine.canonical.gauge import Fixed, ScaleGauge, along, multiply
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.element import Element, copies
 from intertwine.symmetry.layout import Leaf, spread
@@ -44,7 +44,8 @@ def match(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
         # fibres were paired after their bases had been put in order
         found = {s: p for s, p in matching.order.items() if len(symmetry.strands[s].bases) == depth}
         total = element("permutation", found) @ total
-    return element("scale", lengths_a).inverse() @ element("sign", matching.signs) @ total
+    total = element("scale", _fitted_scales(cut_a, cut_b)) @ element("sign", matching.signs) @ total
+    return element("scale", lengths_a).inverse() @ total
 
 
 class _Matching:
@@ -60,7 +61,7 @@ class _Matching:
             for i, s in enumerate(self.strands)
             if s.signs
         }
-        self.fixed = {s: Fixed(a, s, [_flips(x.leaf) for x in a.sites[s]], modulus=2) for s in self.signs}
+        self.fixed = {s: Fixed(a, s, [x.leaf.flip for x in a.sites[s]], modulus=2) for s in self.signs}
         self.seen: dict[int, tuple[int, int]] = {}  # strand → what was known around it when it was last tried
 
     def run(self) -> None:
@@ -69,13 +70,12 @@ class _Matching:
                 self._force()
         while any([self._read_signs(s) for s in self.fixed]):
             pass
-        for s in self.fixed:  # signs that only each other can tell: the first unit keeps its own, and the rest follow
-            if not self.fixed[s].pattern.any() and self.fixed[s].directions:
-                first = torch.arange(self.strands[s].size).expand(self.fixed[s].pattern.shape) == 0
-                for direction in self.fixed[s].directions:
-                    self.fixed[s].learn(direction, first)
-                while any([self._read_signs(q) for q in self.fixed]):
-                    pass
+        for s, fixed in self.fixed.items():  # signs that only each other can tell: the first unit keeps its own
+            for direction in fixed.directions:
+                if not bool(fixed.knows(direction).any()):
+                    fixed.learn(direction, torch.arange(self.strands[s].size).expand(fixed.pattern.shape) == 0)
+                    while any([self._read_signs(q) for q in self.fixed]):
+                        pass
 
     def _waiting(self) -> list[int]:
         return [
@@ -107,12 +107,13 @@ class _Matching:
         self._commit(s, torch.stack(rows).reshape(left.shape[:-1]))
 
     def _known_around(self, s: int) -> tuple[int, int]:
-        others = [leaf.strand for site in self.a.sites[s] for _, leaf in site.others()]
-        signed = sum(self._signed(q) for q in [*others, s])
-        return sum(self.ordered[q] for q in others), signed
+        sites = self.a.sites[s]
+        ordered = sum(self.ordered[leaf.strand] for site in sites for _, leaf in site.others())
+        signed = sum(self._signed(leaf) for site in sites for leaf in (site.leaf, *(x for _, x in site.company())))
+        return ordered, signed
 
-    def _signed(self, s: int) -> bool:
-        return s not in self.fixed or self.fixed[s].complete
+    def _signed(self, leaf: Leaf) -> bool:
+        return not any(leaf.flips) or self.fixed[leaf.strand].complete(leaf.flip)
 
     def _features(
         self, s: int, most: int | None
@@ -137,8 +138,8 @@ class _Matching:
         ]
         if open_dims:
             x = torch.linalg.vector_norm(x, dim=open_dims)
-        seen = [site.leaf, *(leaf for _, leaf in site.others() if self.ordered[leaf.strand])]
-        if any(not self._signed(leaf.strand) and any(leaf.flips) for leaf in seen):
+        seen = [site.leaf, *(leaf for _, leaf in site.company() if self.ordered[leaf.strand])]
+        if not all(self._signed(leaf) for leaf in seen):
             x = x.abs()
         return x.reshape(*x.shape[:fronts], -1)[..., :most].float().cpu()
 
@@ -159,10 +160,9 @@ class _Matching:
         fixed, goals = self.fixed[s], {}
         before = fixed.pattern
         for x, y in zip(self.a.sites[s], self.b.sites[s], strict=True):
-            direction = _flips(x.leaf)
-            wanted = ~fixed.knows(direction)
-            if not bool(wanted.any()) or not self._readable(s, x):
+            if self._signed(x.leaf) or not self._readable(s, x):
                 continue
+            direction, wanted = x.leaf.flip, ~fixed.knows(x.leaf.flip)
             cosine = _cosine(self._alive(x), self._alive(y), len(x.front))
             accepted = wanted & (cosine.abs() > LEAST_COSINE)
             fixed.learn(direction, accepted)
@@ -173,30 +173,55 @@ class _Matching:
         self.signs[s] = self.signs[s] * signs
         for site in self.b.sites[s]:
             if any(site.leaf.flips):
-                factor = torch.stack([signs[k] for k, f in enumerate(site.leaf.flips) if f]).prod(0)
-                site.rows.mul_(factor.to(site.rows).reshape(*factor.shape, *[1] * len(site.rest)))
+                multiply(site, torch.stack([signs[k] for k, f in enumerate(site.leaf.flips) if f]).prod(0))
         return True
 
     def _alive(self, site: Site) -> Tensor:
         """The rows of a site, with zeros where they belong to units whose signs are not known yet."""
         x = site.rows
-        for d, leaf in site.others():
-            if any(leaf.flips):
-                known = self.fixed[leaf.strand].knows(_flips(leaf))
-                x = x if bool(known.all()) else x * along(known.to(x.dtype), self.a, site, d)
+        for d, leaf in site.company():
+            if not self._signed(leaf):
+                x = x * along(self.fixed[leaf.strand].knows(leaf.flip).to(x.dtype), self.a, site, d)
         return x
 
     def _readable(self, s: int, site: Site) -> bool:
-        return all(
-            leaf.strand != s
-            and self.ordered[leaf.strand]
-            and (not any(leaf.flips) or leaf.strand not in self.fixed or bool(self.fixed[leaf.strand].pattern.any()))
-            for _, leaf in site.others()
-        )
+        ordered = all(leaf.strand != s and self.ordered[leaf.strand] for _, leaf in site.others())
+        flipping = [leaf for _, leaf in site.company() if any(leaf.flips)]
+        return ordered and all(bool(self.fixed[leaf.strand].knows(leaf.flip).any()) for leaf in flipping)
 
 
-def _flips(leaf: Leaf) -> tuple[float, ...]:
-    return tuple(map(float, leaf.flips))
+def _fitted_scales(a: Pieces, b: Pieces) -> dict[int, Float[Tensor, "scales *copies n"]]:
+    """Scales that take paired weights b to a with the least error over all blocks; those of b are applied to it.
+
+    Lengths alone put the whole error of a short row into the scale, which then disturbs every other block.
+    """
+    logs: dict[int, Tensor] = {}
+    for _ in range(2):  # twice, because a scale is fitted while those of other strands still have their first error
+        for s, strand in enumerate(a.strands):
+            if strand.scales:
+                step = _fitted_step(s, a, b)
+                logs[s] = logs.get(s, 0) + step
+                for site in b.sites[s]:
+                    multiply(site, torch.einsum("k,k...->...", torch.tensor(site.leaf.power).double(), step).exp())
+    return {s: log.exp() for s, log in logs.items()}
+
+
+def _fitted_step(s: int, a: Pieces, b: Pieces) -> Float[Tensor, "scales *copies n"]:
+    """Log-scales of one strand by least squares; a slice of many entries tells its length better than one of few."""
+    strand = a.strands[s]
+    shape = (*copies(a.strands, s), strand.size)
+    normal = torch.zeros(*shape, strand.scales, strand.scales, dtype=torch.float64)
+    right = torch.zeros(*shape, strand.scales, dtype=torch.float64)
+    for x, y in zip(a.sites[s], b.sites[s], strict=True):
+        if any(x.leaf.powers):
+            power = torch.tensor(x.leaf.power, dtype=torch.float64)
+            left_length, right_length = x.lengths(), y.lengths()
+            there = (left_length > 0) & (right_length > 0)
+            ratio = torch.where(there, left_length, 1.0).log() - torch.where(there, right_length, 1.0).log()
+            weight = there * float(prod(x.block.data.shape[d] for d in x.rest))
+            normal += weight[..., None, None] * torch.outer(power, power)
+            right += (weight * ratio)[..., None] * power
+    return (torch.linalg.pinv(normal, hermitian=True) @ right[..., None])[..., 0].movedim(-1, 0)
 
 
 def _cosine(left: Tensor, right: Tensor, fronts: int) -> Float[Tensor, "*copies n"]:

@@ -30,17 +30,17 @@ class NodeSort(Ordering):
             if self._read_signs(s):
                 return True
             sites = self.pieces.sites[s]
-            known = [i for i in reversed(range(len(sites))) if self.known(s, sites[i])]
-            if s in self.unsigned or not known or ("keys", s, -1) in self.used:
+            known = [x for x in reversed(sites) if self._signed(x.leaf) and self.known(s, x)]
+            if not known or ("keys", s, -1) in self.used:
                 continue
             self.used.add(("keys", s, -1))  # one key per strand, as in the thesis
-            key = inner_product(self._ordered_rows(sites[known[0]]), self.base)
+            key = inner_product(self._ordered_rows(known[0]), self.base)
             if self._update(s, refine(self.ranks[s], value_bytes(key.unsqueeze(-1)))):
                 return True
         return super()._by_signs()
 
     def _ordered_rows(self, site: Site) -> Tensor:
-        chunks = [rows.cpu() for rows in self._chunks(site, None)]
+        chunks = [rows.cpu() for rows in self._chunks(site, self._alive(site, own=True), None)]
         return torch.cat(chunks, -1)
 
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site
-from intertwine.canonical.gauge import Fixed, along
+from intertwine.canonical.gauge import Direction, Fixed, along, multiply
 from intertwine.canonical.ranks import order_of, refine, sign_bytes, tied, unresolved, value_bytes
 from intertwine.shapes import Float, Int
-from intertwine.symmetry.layout import base_dims, spread
+from intertwine.symmetry.layout import Leaf, base_dims, spread
 
 #: How many entries of a row are compared by sign before values are looked at.
 SIGNS_COMPARED = 512
@@ -40,11 +40,9 @@ class Ordering:
             for i, (s, c) in enumerate(zip(strands, copies, strict=True))
             if s.signs
         }
-        self.unsigned = set(self.signs)  # strands whose signs are not fixed yet
         self.resolved = [not unresolved(rank) for rank in self.ranks]
-        self.fixed = {
-            s: Fixed(pieces, s, [tuple(map(float, x.leaf.flips)) for x in pieces.sites[s]], modulus=2) for s in self.signs
-        }
+        self.fixed = {s: Fixed(pieces, s, [x.leaf.flip for x in pieces.sites[s]], modulus=2) for s in self.signs}
+        self.excused: set[tuple[int, Direction]] = set()  # signs that need not be known everywhere: dead units
         self.used: set[tuple[str, int, int]] = set()  # (stage, strand, site): what a site says is heard once
         self.choices = 0  # how often unequal units had to be put in an order that nothing gives
 
@@ -78,15 +76,15 @@ class Ordering:
         done = False
         for s in self._open():
             for site in self.pieces.sites[s]:
-                if not self.resolved[s] and (s in self.unsigned or not self.known(s, site)):
-                    done |= self._update(s, refine(self.ranks[s], value_bytes(self._sorted_rows(s, site))))
+                if not self.resolved[s] and not (self.known(s, site) and self._signed(site.leaf)):
+                    done |= self._update(s, refine(self.ranks[s], value_bytes(self._sorted_rows(site))))
         return done
 
     def _by_choice(self) -> bool:
         """Units that are the same take any order; of units that only look the same, one is put first."""
-        for s in sorted(self.unsigned):
-            if bool(self.fixed[s].pattern.any()):  # dead units hold up the rest: let the others go on without them
-                self.unsigned.remove(s)
+        for s, direction in self._waiting():
+            if bool(self.fixed[s].knows(direction).any()):  # dead units hold up the rest: go on without them
+                self.excused.add((s, direction))
                 return True
         if any([self._split_twins(s) for s in self._open()]):
             return True
@@ -97,13 +95,16 @@ class Ordering:
             chosen = cell & (cell.cumsum(-1) == 1)
             self.choices += 1
             return self._update(s, torch.where(cell & ~chosen, rank + 1, rank))
-        for s in sorted(self.unsigned):  # signs that can be read only through each other: the first unit keeps its own
+        for s, direction in self._waiting():  # signs readable only through each other: the first unit keeps its own
             self.choices += 1
-            for direction in self.fixed[s].directions:
-                self.fixed[s].learn(direction, self.ranks[s] == 0)
-            self.unsigned.remove(s)
+            self.fixed[s].learn(direction, self.ranks[s] == 0)
             return True
         return False
+
+    def _waiting(self) -> list[tuple[int, Direction]]:
+        """Signs that are not known at every index and not excused."""
+        every = [(s, d) for s, fixed in self.fixed.items() for d in fixed.directions if (s, d) not in self.excused]
+        return [(s, d) for s, d in every if not self.fixed[s].complete(d)]
 
     # -- comparing -------------------------------------------------------------------------------------------------
 
@@ -112,10 +113,15 @@ class Ordering:
 
     def known(self, s: int, site: Site) -> bool:
         """Whether the order and the signs of everything else in a block are known."""
-        return all(
-            leaf.strand != s and self.resolved[leaf.strand] and not (leaf.strand in self.unsigned and any(leaf.flips))
-            for _, leaf in site.others()
-        )
+        ordered = all(leaf.strand != s and self.resolved[leaf.strand] for _, leaf in site.others())
+        return ordered and all(self._signed(leaf) for _, leaf in site.company())
+
+    def _signed(self, leaf: Leaf) -> bool:
+        """Whether the signs with which a strand stands in a block are known, dead units aside."""
+        return not any(leaf.flips) or (leaf.strand, leaf.flip) in self.excused or self._complete(leaf)
+
+    def _complete(self, leaf: Leaf) -> bool:
+        return not any(leaf.flips) or self.fixed[leaf.strand].complete(leaf.flip)
 
     def _update(self, s: int, rank: Int[Tensor, "*copies n"]) -> bool:
         changed = not torch.equal(rank, self.ranks[s])
@@ -124,23 +130,22 @@ class Ordering:
         return changed
 
     def _compare(self, stage: str, s: int) -> bool:
-        if self.resolved[s] or s in self.unsigned:
+        if self.resolved[s]:
             return False
         done = False
         for i, site in enumerate(self.pieces.sites[s]):
-            if (stage, s, i) in self.used or not self.known(s, site):
+            if (stage, s, i) in self.used or not self._signed(site.leaf) or not self.known(s, site):
                 continue
             self.used.add((stage, s, i))
-            for rows in self._chunks(site, SIGNS_COMPARED if stage == "signs" else None):
+            for rows in self._chunks(site, self._alive(site, own=True), SIGNS_COMPARED if stage == "signs" else None):
                 code = sign_bytes(rows.cpu()) if stage == "signs" else value_bytes(rows)
                 done |= self._update(s, refine(self.ranks[s], code))
                 if self.resolved[s]:
                     return True
         return done
 
-    def _chunks(self, site: Site, most: int | None) -> Iterator[Tensor]:
-        """The rows of a site with their entries in canonical order, a few columns first and then more."""
-        x = self._alive(site)
+    def _chunks(self, site: Site, x: Tensor, most: int | None) -> Iterator[Tensor]:
+        """The rows x of a site with their entries in canonical order, a few columns first and then more."""
         fronts = len(site.front)
         total = prod(x.shape[fronts:])
         stop = total if most is None else min(most, total)
@@ -166,14 +171,13 @@ class Ordering:
         index = torch.arange(prod(sizes)).reshape(sizes)
         return self._carry(index, site, site.rest).flatten()
 
-    def _alive(self, site: Site) -> Tensor:
-        """The rows of a site, with zeros where they belong to units whose signs are not known yet."""
+    def _alive(self, site: Site, own: bool) -> Tensor:
+        """The rows of a site, with zeros where they belong to dead units (also of the strand itself with `own`)."""
         x = site.rows
-        for d, leaf in site.others():
-            if any(leaf.flips) and leaf.strand not in self.unsigned:
-                known = self.fixed[leaf.strand].knows(tuple(map(float, leaf.flips)))
-                if not bool(known.all()):
-                    x = x * along(known.to(x.dtype), self.pieces, site, d)
+        for d, leaf in [*site.company(), *([(site.front[-1], site.leaf)] if own else [])]:
+            if not self._complete(leaf):
+                known = self.fixed[leaf.strand].knows(leaf.flip)
+                x = x * along(known.to(x.dtype), self.pieces, site, d)
         return x
 
     def _carry(self, x: Tensor, site: Site, dims: Sequence[int]) -> Tensor:
@@ -186,11 +190,10 @@ class Ordering:
             x = torch.take_along_dim(x, spread(index, places, x.ndim), dims.index(d))
         return x
 
-    def _sorted_rows(self, s: int, site: Site) -> Float[Tensor, "*copies n entries"]:
+    def _sorted_rows(self, site: Site) -> Float[Tensor, "*copies n entries"]:
         """Each row sorted within what is known of the order of its entries; without signs where some are open."""
-        x = self._alive(site)
-        flips = [(s, site.leaf), *((leaf.strand, leaf) for _, leaf in site.others())]
-        if any(q in self.unsigned and any(leaf.flips) for q, leaf in flips):
+        x = site.rows
+        if not all(self._complete(leaf) for leaf in (site.leaf, *(leaf for _, leaf in site.company()))):
             x = x.abs()
         dims = (*site.front, *site.rest)
         cell = torch.zeros([1] * x.ndim, dtype=torch.int64)
@@ -232,39 +235,32 @@ class Ordering:
 
     def _read_signs(self, s: int) -> bool:
         """Fix the signs of a strand as far as they can be read; whether any was."""
-        if s not in self.fixed or self.fixed[s].complete:
-            self.unsigned.discard(s)
+        if s not in self.fixed:
             return False
         fixed, goals = self.fixed[s], {}
         before = fixed.pattern
         for site in self.pieces.sites[s]:
-            direction = tuple(map(float, site.leaf.flips))
-            wanted = ~fixed.knows(direction)
-            if not bool(wanted.any()) or not self.known(s, site):
+            if self._complete(site.leaf) or not self.known(s, site):
                 continue
             sign = self._first_sign(site)
-            accepted = wanted & (sign != 0)
-            fixed.learn(direction, accepted)
-            goals[direction] = goals.get(direction, 0) + (accepted & (sign < 0)).to(torch.float64)
+            accepted = ~fixed.knows(site.leaf.flip) & (sign != 0)
+            fixed.learn(site.leaf.flip, accepted)
+            goals[site.leaf.flip] = goals.get(site.leaf.flip, 0) + (accepted & (sign < 0)).to(torch.float64)
         if torch.equal(before, fixed.pattern):
             return False
         self._apply_signs(s, 1 - 2 * fixed.solve(goals).remainder(2).round())
-        if fixed.complete:
-            self.unsigned.discard(s)
         return True
 
     def _apply_signs(self, s: int, signs: Float[Tensor, "signs *copies n"]) -> None:
         self.signs[s] = self.signs[s] * signs
         for site in self.pieces.sites[s]:
             if any(site.leaf.flips):
-                factor = torch.stack([signs[k] for k, f in enumerate(site.leaf.flips) if f]).prod(0)
-                factor = factor.to(site.block.data.device, site.block.data.dtype)
-                site.rows.mul_(factor.reshape(*factor.shape, *[1] * len(site.rest)))
+                multiply(site, torch.stack([signs[k] for k, f in enumerate(site.leaf.flips) if f]).prod(0))
 
     def _first_sign(self, site: Site) -> Float[Tensor, "*copies n"]:
         """The sign of the first entry of every row that is not zero, in canonical order."""
         sign = torch.zeros(site.rows.shape[: len(site.front)], dtype=torch.float32)
-        for rows in self._chunks(site, None):
+        for rows in self._chunks(site, self._alive(site, own=False), None):
             signs = rows.sign().cpu().float()
             first = (signs != 0).float().argmax(-1, keepdim=True)
             sign = torch.where(sign == 0, signs.gather(-1, first).squeeze(-1), sign)

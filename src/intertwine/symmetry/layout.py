@@ -26,6 +26,16 @@ class Leaf:
     powers: tuple[Fraction, ...] = ()
     flips: tuple[int, ...] = ()
 
+    @property
+    def power(self) -> tuple[float, ...]:
+        """The exponents of the scales, as plain numbers."""
+        return tuple(map(float, self.powers))
+
+    @property
+    def flip(self) -> tuple[float, ...]:
+        """The exponents of the signs, as plain numbers."""
+        return tuple(map(float, self.flips))
+
 
 @dataclass(frozen=True)
 class Still:
