@@ -105,7 +105,9 @@ def canonical_element(
     ordering = sort(cut, order, base)
     element = _ordered_element(symmetry, scales, ordering)
     if ordering.choices and not _same_from_elsewhere(symmetry, weights, element, order, base):
-        doubts.append("some units are joined to the rest in the same way but are not interchangeable; their order is arbitrary")
+        doubts.append(
+            "some units are joined to the rest in the same way but are not interchangeable; their order is arbitrary"
+        )
     return element, tuple(doubts)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.canonical.blocks import moved, weights_of
-from intertwine.canonical.canonicalize import canonical_element
+from intertwine.canonical.form import Form, make_form
 from intertwine.canonical.matching import match
 from intertwine.errors import MismatchError
 from intertwine.symmetry.element import Element
@@ -58,26 +58,29 @@ def equivalent(
     if found is None:
         found = find_symmetry(a, *example_args, **example_kwargs)
         check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
-    return equivalent_weights(found, weights_of(found, a), weights_of(found, b), tol)
+    return equivalent_forms(make_form(found, weights_of(found, a)), make_form(found, weights_of(found, b)), tol)
 
 
-def equivalent_weights(
-    symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor], tol: float = 1e-6
-) -> Element | None:
-    """The same on weights without models around them."""
-    to_a, to_b = canonical_element(symmetry, a)[0], canonical_element(symmetry, b)[0]
-    if not _lengths_agree(moved(symmetry, to_a, a), moved(symmetry, to_b, b), FAR * tol):
+def equivalent_forms(a: Form, b: Form, tol: float = 1e-6) -> Element | None:
+    """The same on canonical forms, where many networks are compared."""
+    if not bool(((a.lengths - b.lengths).abs() <= FAR * tol * (a.lengths + b.lengths)).all()):
         return None
-    g = to_a.inverse() @ to_b
-    if agree(symmetry, a, moved(symmetry, g, b), tol):
+    g = a.element.inverse() @ b.element
+    if agree(a.symmetry, a.weights, moved(b.symmetry, g, b.weights), tol):
         return g
-    g = match(symmetry, a, b)
-    return g if agree(symmetry, a, moved(symmetry, g, b), tol) else None
+    g = match(a.symmetry, a.weights, b.weights)
+    return g if agree(a.symmetry, a.weights, moved(b.symmetry, g, b.weights), tol) else None
 
 
 def agree(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor], tol: float) -> bool:
     """Whether all tensors of two sets of weights agree."""
     return all(_difference(symmetry, name, a[name], b[name]) <= tol * _room(a[name]) for name in a)
+
+
+def difference(a: Form, b: Form, g: Element) -> float:
+    """The largest difference of a tensor of a from that of b moved by an element."""
+    there = moved(b.symmetry, g, b.weights)
+    return max((_difference(a.symmetry, name, a.weights[name], there[name]) for name in a.weights), default=0.0)
 
 
 def _room(x: Tensor) -> float:
@@ -96,15 +99,6 @@ def _difference(symmetry: Symmetry, name: str, x: Tensor, y: Tensor) -> float:
     x, y = (t.double()[finite] + shift for t in (x, y))
     size = float(x.norm() + y.norm())
     return float((x - y).norm()) / size if size else 0.0
-
-
-def _lengths_agree(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tol: float) -> bool:
-    for name in a:
-        if a[name].is_floating_point():
-            x, y = (float(torch.linalg.vector_norm(t.nan_to_num(0, 0, 0), dtype=torch.float64)) for t in (a[name], b[name]))
-            if abs(x - y) > tol * (x + y):
-                return False
-    return True
 
 
 def check_same_architecture(found: Symmetry, a: nn.Module, b: nn.Module, other: Symmetry) -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from math import floor, log
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from intertwine.canonical.blocks import moved, weights_of
-from intertwine.canonical.canonicalize import canonical_element
-from intertwine.canonical.ranks import sign_bytes
-from intertwine.symmetry.layout import Layout, Leaf, Plus, Times
+from intertwine.canonical.blocks import weights_of
+from intertwine.canonical.form import make_form
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
@@ -46,35 +40,4 @@ def fingerprint(
         True
     """
     found = symmetry if symmetry is not None else find_symmetry(model, *example_args, **example_kwargs)
-    return fingerprint_weights(found, weights_of(found, model), precision)
-
-
-def fingerprint_weights(symmetry: Symmetry, weights: Mapping[str, Tensor], precision: float = 0.01) -> str:
-    """The same on weights without a model around them."""
-    element, _ = canonical_element(symmetry, weights)
-    form = moved(symmetry, element, weights)
-    digest = hashlib.sha256(f"{symmetry.signature} {precision}".encode())
-    for name in sorted(form):
-        layout = symmetry.layouts.get(name)
-        digest.update(f"{name} {tuple(form[name].shape)}".encode())
-        if layout is not None and _is_scaled(layout) and form[name].is_floating_point():
-            digest.update(_coarse(form[name] + layout.shift, precision))
-        else:
-            digest.update((form[name] + 0).contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:32]
-
-
-def _is_scaled(layout: Layout) -> bool:
-    def walk(tree: object) -> bool:
-        if isinstance(tree, Leaf):
-            return any(tree.powers)
-        return isinstance(tree, (Times, Plus)) and any(walk(p) for p in tree.parts)
-
-    return any(walk(axis) for axis in layout.axes)
-
-
-def _coarse(x: Tensor, precision: float) -> bytes:
-    """The sign of every entry, and the length in steps of the precision."""
-    length = float(torch.linalg.vector_norm(x, dtype=torch.float64))
-    step = floor(log(length) / precision + 0.5) if length else "zero"
-    return str(step).encode() + sign_bytes(x).cpu().numpy().tobytes()
+    return make_form(found, weights_of(found, model)).fingerprint(precision)

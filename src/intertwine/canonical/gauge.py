@@ -38,20 +38,21 @@ class ScaleGauge:
 
     def run(self) -> dict[int, Float[Tensor, "scales *copies n"]]:
         """Strand → the scales that take the weights to their normal form."""
-        while any([self._visit(s) for s in self.logs]):
+        while sum(self._visit(s) for s in self.logs):
             pass
         return {s: log.exp() for s, log in self.logs.items()}
 
     def loose(self) -> list[int]:
         """Strands some of whose scales could not be fixed although they act on weights that are not zero."""
-        return [s for s in self.logs if any(bool(self._unknown_length(s, site).any()) for site in self._scaled(s))]
+        return [s for s in self.logs if any(self._unread(s, site) for site in self._scaled(s))]
 
     def _scaled(self, s: int) -> list[Site]:
         return [site for site in self.pieces.sites[s] if any(site.leaf.powers)]
 
     def _visit(self, s: int) -> bool:
         """Fix what can be fixed of one strand; whether anything was."""
-        fixed, found = self.fixed[s], {}
+        fixed = self.fixed[s]
+        found: dict[Direction, Tensor] = {}
         before = fixed.pattern.clone()
         for site in self._scaled(s):
             direction = site.leaf.power
@@ -64,7 +65,7 @@ class ScaleGauge:
                 fixed.learn(direction, accepted)
                 snap = LEAVE_ALONE * torch.finfo(site.block.data.dtype).eps
                 goal = -torch.where(accepted, length, 1.0).log()
-                found[direction] = torch.where(goal.abs() > snap, goal, 0.0)
+                found[direction] = found.get(direction, torch.zeros(())) + torch.where(goal.abs() > snap, goal, 0.0)
         if found:
             self._apply(s, fixed.solve(found))
         return not torch.equal(before, fixed.pattern)
@@ -79,8 +80,12 @@ class ScaleGauge:
                     x = x * along(fixed.knows(leaf.power).to(x.dtype), self.pieces, site, d)
         return site.lengths(x)
 
-    def _unknown_length(self, s: int, site: Site) -> Tensor:
-        return ~self.fixed[s].knows(site.leaf.power) & (site.lengths() > 0)
+    def _unread(self, s: int, site: Site) -> bool:
+        """Whether some unit's slice is not zero, and yet its scale is not known."""
+        fixed = self.fixed[s]
+        if fixed.complete(site.leaf.power):
+            return False
+        return bool((~fixed.knows(site.leaf.power) & (site.lengths() > 0)).any())
 
     def _apply(self, s: int, step: Float[Tensor, "scales *copies n"]) -> None:
         self.logs[s] += step.cpu()

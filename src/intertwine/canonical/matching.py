@@ -1,8 +1,8 @@
 """Matching: the element that takes one network's weights onto another's, when they agree up to noise.
 
-Sorting fails on noise, because a sort is decided by the last digit where two numbers nearly agree. Here units of the two
-networks are paired by the distance of their weights, wire after wire, and a wire is paired only when every unit has one
-clear partner; until then it enters the rows of other wires by lengths, which no order changes.
+Sorting fails on noise, because a sort is decided by the last digit where two numbers nearly agree. Here units of the
+two networks are paired by the distance of their weights, wire after wire, and a wire is paired only when every unit has
+one clear partner; until then it enters the rows of other wires by lengths, which no order changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site, pieces
-from intertwine.canonical.gauge import Fixed, ScaleGauge, along, multiply
+from intertwine.canonical.gauge import Direction, Fixed, ScaleGauge, along, multiply
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.element import Element, copies
 from intertwine.symmetry.layout import Leaf, spread
@@ -68,13 +68,13 @@ class _Matching:
         while not all(self.ordered):
             if not any(self._try(s) for s in self._waiting()):
                 self._force()
-        while any([self._read_signs(s) for s in self.fixed]):
+        while sum(self._read_signs(s) for s in self.fixed):
             pass
         for s, fixed in self.fixed.items():  # signs that only each other can tell: the first unit keeps its own
             for direction in fixed.directions:
                 if not bool(fixed.knows(direction).any()):
                     fixed.learn(direction, torch.arange(self.strands[s].size).expand(fixed.pattern.shape) == 0)
-                    while any([self._read_signs(q) for q in self.fixed]):
+                    while sum(self._read_signs(q) for q in self.fixed):
                         pass
 
     def _waiting(self) -> list[int]:
@@ -134,7 +134,9 @@ class _Matching:
     def _comparable(self, s: int, site: Site, most: int | None) -> Tensor:
         x, fronts = site.rows, len(site.front)
         open_dims = [
-            fronts + site.rest.index(d) for d, leaf in site.others() if not self.ordered[leaf.strand] or leaf.strand == s
+            fronts + site.rest.index(d)
+            for d, leaf in site.others()
+            if not self.ordered[leaf.strand] or leaf.strand == s
         ]
         if open_dims:
             x = torch.linalg.vector_norm(x, dim=open_dims)
@@ -157,7 +159,8 @@ class _Matching:
         """Flip units of b that point the opposite way, wherever everything else is known."""
         if not self.ordered[s] or not all(self.ordered[b] for b in self.strands[s].bases):
             return False
-        fixed, goals = self.fixed[s], {}
+        fixed = self.fixed[s]
+        goals: dict[Direction, Tensor] = {}
         before = fixed.pattern
         for x, y in zip(self.a.sites[s], self.b.sites[s], strict=True):
             if self._signed(x.leaf) or not self._readable(s, x):
@@ -166,7 +169,7 @@ class _Matching:
             cosine = _cosine(self._alive(x), self._alive(y), len(x.front))
             accepted = wanted & (cosine.abs() > LEAST_COSINE)
             fixed.learn(direction, accepted)
-            goals[direction] = goals.get(direction, 0) + (accepted & (cosine < 0)).to(torch.float64)
+            goals[direction] = goals.get(direction, torch.zeros(())) + (accepted & (cosine < 0)).to(torch.float64)
         if torch.equal(before, fixed.pattern):
             return False
         signs = 1 - 2 * fixed.solve(goals).remainder(2).round()

@@ -130,15 +130,15 @@ def naturality(
     check_model(b)
     known = _Shapes(a, symmetry, element is not None and any(s.matrix for s in element.strands))
     gaps: dict[int, Gap] = defaultdict(Gap)
-    pair: list[nn.Module] = []
+    exact: list[nn.Module] = []
     count = 0
     for inputs in batches(data):
         count += 1
         sym = known.at(inputs)
         g = sym.identity() if element is None else element
-        pair = pair or [_exact(sym, g, model) for model in (a, b)]
+        exact = exact or [_exact(sym, g, model) for model in (a, b)]
         with float64_forward():
-            for position, gap in Squares(sym, g, *pair, inputs):
+            for position, gap in Squares(sym, g, exact[0], exact[1], inputs):
                 gaps[position] = gaps[position] + gap
     return Naturality(tuple(_arrows(known.program, gaps)), count, tolerance)
 
@@ -179,9 +179,9 @@ def _exact(symmetry: Symmetry, g: Element, model: nn.Module) -> nn.Module:
     """A float64 copy of a model of this architecture, with what a matrix must pass folded."""
     symmetry._check_element(g)
     symmetry._check_model(model)
-    exact = copy.deepcopy(model).to(torch.float64)
-    empty_caches(exact)
-    return symmetry.folded(exact)
+    copied = copy.deepcopy(model).to(torch.float64)
+    empty_caches(copied)
+    return symmetry.folded(copied)
 
 
 def _arrows(program: Program, gaps: Mapping[int, Gap]) -> Iterator[Arrow]:

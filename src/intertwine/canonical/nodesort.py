@@ -13,7 +13,7 @@ from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site
 from intertwine.canonical.ordering import Ordering
-from intertwine.canonical.ranks import order_of, refine, value_bytes
+from intertwine.canonical.ranks import refine, value_bytes
 from intertwine.errors import InputError
 from intertwine.shapes import Float, Int
 
@@ -60,7 +60,7 @@ def printed_permutations(pieces: Pieces, base: float) -> dict[int, Int[Tensor, "
             continue
         site = pieces.sites[s][-1]
         rows = site.rows.reshape(*site.rows.shape[: len(site.front)], -1).cpu()
-        found[s] = order_of(_printed_key(rows, base, strand.name))
+        found[s] = _printed_key(rows, base, strand.name).argsort(dim=-1, stable=True)
     return found
 
 
@@ -70,7 +70,7 @@ def _printed_key(rows: Tensor, base: float, wire: str) -> Float[Tensor, "*copies
         powers = np.power(float(base), np.arange(m, dtype=np.float64))
     if not np.isfinite(powers).all():
         raise InputError(
-            f"NodeSort as printed multiplies weights by {base}^j for j up to {m - 1} (wire {wire!r}), which overflows "
+            f"NodeSort as printed multiplies the {m} weights of a unit (wire {wire!r}) by powers of {base}, which overflow "
             f"float64. Use order='nodesort', which is safe for any width and base, or a base nearer to 1."
         )
     return torch.from_numpy((rows.to(torch.float64).contiguous().numpy() * powers).sum(-1))

@@ -1,9 +1,9 @@
 """The order of units: every strand is sorted by rows of numbers whose own order is already known.
 
 It begins where the order is given (at the inputs and outputs, and at biases) and goes on from wire to wire. Where
-units still look alike, they are told apart by what they are joined to, whatever its order; units that are truly the same
-may stand in any order; and if unequal units are left that nothing tells apart, one is put first and the rest follows.
-Every decision depends only on numbers that all members of the orbit share, so all of them arrive at one form.
+units still look alike, they are told apart by what they are joined to, whatever its order; units that are truly the
+same may stand in any order; and if unequal units are left that nothing tells apart, one is put first and the rest
+follows. Every decision depends only on numbers that all members of the orbit share, so all of them arrive at one form.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Ordering:
         strands = pieces.strands
         copies = [tuple(strands[b].size for b in s.bases) for s in strands]
         self.ranks: list[Int[Tensor, "*copies n"]] = [
-            torch.zeros(*c, s.size, dtype=torch.int64) if s.permutes else torch.arange(s.size).expand(*c, s.size).clone()
+            torch.zeros(*c, s.size, dtype=torch.int64)
+            if s.permutes
+            else torch.arange(s.size).expand(*c, s.size).clone()
             for s, c in zip(strands, copies, strict=True)
         ]
         self.signs: dict[int, Float[Tensor, "signs *copies n"]] = {
@@ -86,7 +88,7 @@ class Ordering:
             if bool(self.fixed[s].knows(direction).any()):  # dead units hold up the rest: go on without them
                 self.excused.add((s, direction))
                 return True
-        if any([self._split_twins(s) for s in self._open()]):
+        if sum(self._split_twins(s) for s in self._open()):
             return True
         for s in self._open():
             rank, where = self.ranks[s].clone(), tied(self.ranks[s])
@@ -157,7 +159,9 @@ class Ordering:
         while start < stop:
             flat = None if index is None else index[start : min(start + width, stop)]
             if flat is None:
-                yield self._carry(x, site, (*site.front, *site.rest)).flatten(fronts)[..., start : min(start + width, stop)]
+                yield self._carry(x, site, (*site.front, *site.rest)).flatten(fronts)[
+                    ..., start : min(start + width, stop)
+                ]
             else:
                 yield x[(..., *torch.unravel_index(flat.to(x.device), x.shape[fronts:]))]
             start, width = start + width, 8 * width
@@ -165,7 +169,9 @@ class Ordering:
     def columns(self, site: Site) -> Int[Tensor, " entries"] | None:
         """The entries of a row in canonical order, as positions; None if that order differs from row to row."""
         for _, leaf in site.others():
-            if any(b in {site.block.leaf(f).strand for f in site.front} for b in self.pieces.strands[leaf.strand].bases):
+            if any(
+                b in {site.block.leaf(f).strand for f in site.front} for b in self.pieces.strands[leaf.strand].bases
+            ):
                 return None
         sizes = [site.block.data.shape[d] for d in site.rest]
         index = torch.arange(prod(sizes)).reshape(sizes)
@@ -237,7 +243,8 @@ class Ordering:
         """Fix the signs of a strand as far as they can be read; whether any was."""
         if s not in self.fixed:
             return False
-        fixed, goals = self.fixed[s], {}
+        fixed = self.fixed[s]
+        goals: dict[Direction, Tensor] = {}
         before = fixed.pattern
         for site in self.pieces.sites[s]:
             if self._complete(site.leaf) or not self.known(s, site):
@@ -245,7 +252,9 @@ class Ordering:
             sign = self._first_sign(site)
             accepted = ~fixed.knows(site.leaf.flip) & (sign != 0)
             fixed.learn(site.leaf.flip, accepted)
-            goals[site.leaf.flip] = goals.get(site.leaf.flip, 0) + (accepted & (sign < 0)).to(torch.float64)
+            goals[site.leaf.flip] = goals.get(site.leaf.flip, torch.zeros(())) + (accepted & (sign < 0)).to(
+                torch.float64
+            )
         if torch.equal(before, fixed.pattern):
             return False
         self._apply_signs(s, 1 - 2 * fixed.solve(goals).remainder(2).round())

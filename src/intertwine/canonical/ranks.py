@@ -70,8 +70,7 @@ def value_bytes(x: Tensor) -> Tensor:
     bits = values.view(f"i{width}")
     top = np.array(1, f"u{width}") << np.array(8 * width - 1, f"u{width}")
     keys = np.where(bits < 0, ~bits.view(f"u{width}"), bits.view(f"u{width}") | top).astype(f">u{width}")
-    flat = torch.from_numpy(keys.view(np.uint8).reshape(*values.shape[:-1], -1))
-    return flat
+    return torch.from_numpy(keys.view(np.uint8).reshape(*values.shape[:-1], -1))
 
 
 def order_of(rank: Int[Tensor, "*copies n"]) -> Int[Tensor, "*copies n"]:

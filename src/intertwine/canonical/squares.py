@@ -45,10 +45,11 @@ class Gap:
         kept = finite & ~((a.abs() > MASK) & (b.abs() > MASK))
         a, b = a[kept], b[kept]
         least = (CANCELLED * min(around, LARGEST_REACH)) ** 2 * a.numel()
-        return Gap(*(float(t.square().sum()) for t in (a - b, a, b)), least)
+        apart, left, right = (float(t.square().sum()) for t in (a - b, a, b))
+        return Gap(apart, left, right, least)
 
     def __add__(self, other: Gap) -> Gap:
-        return Gap(*(x + y for x, y in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return Gap(self.apart + other.apart, self.left + other.left, self.right + other.right, self.least + other.least)
 
     @property
     def residual(self) -> float:

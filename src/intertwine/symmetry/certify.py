@@ -7,20 +7,21 @@ an error per wire and, when something is wrong, the op at which it went wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from intertwine.errors import InputError
-from intertwine.graph.capture import empty_caches, tied_names
-from intertwine.graph.program import Program, Ref
+from intertwine.graph.capture import empty_caches
+from intertwine.graph.program import Ref
 from intertwine.symmetry.certificate import TOLERANCE, Broken, Certificate
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.exact import float64_forward, generic_copy, to_float64
 from intertwine.symmetry.layout import Layout, Leaf, Plus, Times, Tree, act
+from intertwine.symmetry.runner import ProgramRunner, largest
 from intertwine.symmetry.symmetry import Symmetry
 
 LARGEST_REACH = 1e6  # larger numbers are masks, and say nothing of the rounding of what follows
@@ -135,7 +136,7 @@ def _walk(
     names = [s.name for s in discovery.strands]
     errors: dict[str, float] = {w.name: 0.0 for w in symmetry.wires}
     start = symmetry.folded(model) if discovery.diagonals else model
-    left, right = (_Runner(program, m, inputs) for m in (start, symmetry.act(g, model)))
+    left, right = (ProgramRunner(program, m, inputs) for m in (start, symmetry.act(g, model)))
     reaches: dict[str, float] = {}  # the largest number met on the way to each tensor
     raw: set[str] = set()  # names of memory nothing was written to yet: there is nothing to compare
     with float64_forward():
@@ -143,7 +144,7 @@ def _walk(
             around = left.size_of_inputs(position)
             reach = max((reaches.get(name, 0.0) for name in call.reads), default=0.0)
             a, b = left.step(position), right.step(position)
-            reaches[call.name] = max(reach, min(max(around, _largest(a)), LARGEST_REACH))
+            reaches[call.name] = max(reach, min(max(around, largest(a)), LARGEST_REACH))
             value = discovery.graph.values.get(call.name)
             first = call.args[0] if call.args else None
             if "empty" in call.op or (
@@ -174,55 +175,3 @@ def _strands(layout: Layout) -> set[int]:
         return set().union(*(walk(p) for p in tree.parts)) if isinstance(tree, (Times, Plus)) else set()
 
     return set().union(*(walk(a) for a in layout.axes))
-
-
-def _largest(x: Any) -> float:
-    """Largest finite entry of a floating-point tensor; 0 for anything else."""
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
-        return 0.0
-    return float(x.nan_to_num(0.0, 0.0, 0.0).abs().max())
-
-
-class _Runner:
-    """Runs a program call by call and forgets a tensor after its last use."""
-
-    def __init__(self, program: Program, model: nn.Module, inputs: Any) -> None:
-        tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
-        tied = tied_names(model)
-        first = {tied[name]: t for name, t in tensors.items()}
-        given = iter([v for v in tree_leaves(to_float64(inputs)) if isinstance(v, Tensor)])
-        written = program.written_sources()
-        self.program = program
-        self.values: dict[str, Any] = {}
-        for source in program.sources:
-            if source.target is not None:
-                tensor = first[source.target].detach()
-                self.values[source.name] = tensor.clone() if source.name in written else tensor
-            elif source.kind == "input":
-                self.values[source.name] = next(given)
-            else:
-                self.values[source.name] = to_float64(source.tensor)
-        self.last = {ref: i for i, call in enumerate(program.calls) for ref in call.reads}
-
-    def size_of_inputs(self, position: int) -> float:
-        """Largest entry of the floating-point tensors a call is about to read."""
-        call = self.program.calls[position]
-        return max((_largest(self.values[name]) for name in call.reads), default=0.0)
-
-    def step(self, position: int) -> Any:
-        call = self.program.calls[position]
-        fill: Callable[[Any], Any] = lambda v: self.values[v.name] if isinstance(v, Ref) else v  # noqa: E731
-        args, kwargs = tree_map(fill, (list(call.args), dict(call.kwargs)), is_leaf=lambda v: isinstance(v, Ref))
-        if kwargs.get("dtype") in (torch.float16, torch.bfloat16, torch.float32):
-            kwargs["dtype"] = torch.float64
-        args = (
-            [torch.float64 if v in (torch.float16, torch.bfloat16, torch.float32) else v for v in args]
-            if any(isinstance(v, torch.dtype) for v in args)
-            else args
-        )
-        result = None if "_assert" in call.op else call.target(*args, **kwargs)
-        self.values[call.name] = result
-        for name in call.reads:
-            if self.last[name] == position:
-                self.values.pop(name, None)
-        return result

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import prod
 from typing import Protocol, Union, runtime_checkable
 
@@ -26,12 +27,12 @@ class Leaf:
     powers: tuple[Fraction, ...] = ()
     flips: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def power(self) -> tuple[float, ...]:
         """The exponents of the scales, as plain numbers."""
         return tuple(map(float, self.powers))
 
-    @property
+    @cached_property
     def flip(self) -> tuple[float, ...]:
         """The exponents of the signs, as plain numbers."""
         return tuple(map(float, self.flips))

@@ -1,0 +1,116 @@
+"""The laws of an action, on the tensors of a model, and the comparison with dense matrices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from intertwine.symmetry.certify import relative_error
+from intertwine.symmetry.element import Element
+from intertwine.symmetry.layout import Layout, act
+from intertwine.testing.dense import LARGEST_MATRIX, DenseAction
+from intertwine.testing.laws import Ledger
+from intertwine.testing.subject import Subject, strands_of
+
+ROUNDING = 1e-15  # what adding and taking away the eps of a running variance may cost
+MOST_TERMS = 100_000  # numbers the slow path adds up per tensor before it takes samples
+
+
+def check_action(subject: Subject, g: Element, h: Element, ledger: Ledger) -> None:
+    """Check that elements act on the model's tensors as a group must."""
+    sym, model = subject.symmetry, subject.model
+    start = subject.tensors(model)
+    by_h = sym.act(h, model)
+    after_h, after_g = subject.tensors(by_h), subject.tensors(sym.act(g, model))
+    _check_identity(subject, start, ledger)
+    both = subject.tensors(sym.act(g, by_h))
+    agree(subject, ledger, "action: composition", subject.tensors(sym.act(g @ h, model)), both)
+    agree(subject, ledger, "action: inverse", subject.tensors(sym.act(h.inverse(), by_h)), start)
+    state = sym.act_on_state(h, start)
+    agree(subject, ledger, "action: state", state, after_h, tolerance=0.0)
+    _check_slots(subject, g, start, ledger)
+    _check_function(subject, g, ledger)
+    for name, tensor in start.items():
+        layout = subject.layout(name)
+        if layout is not None and tensor.is_floating_point() and strands_of(layout):
+            _check_dense(subject, name, layout, tensor, after_g[name], g, ledger)
+
+
+def agree(
+    subject: Subject,
+    ledger: Ledger,
+    law: str,
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    tolerance: float | None = None,
+) -> None:
+    """Tensors by name must agree."""
+    for name, tensor in expected.items():
+        ledger.note(law, relative_error(tensor, found[name]), name, subject.wires(name), tolerance)
+
+
+def _check_identity(subject: Subject, start: Mapping[str, Tensor], ledger: Ledger) -> None:
+    still = subject.tensors(subject.symmetry.act(subject.symmetry.identity(), subject.model))
+    for name, tensor in start.items():
+        layout = subject.layout(name)
+        shift = layout.shift if layout is not None else 0.0
+        allowed = ROUNDING if shift else 0.0
+        error = relative_error(tensor + shift, still[name] + shift) if shift else _bits(tensor, still[name])
+        ledger.note("action: identity", error, name, subject.wires(name), allowed)
+
+
+def _bits(a: Tensor, b: Tensor) -> float:
+    """0 for the same bits, however small the difference otherwise."""
+    same = a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
+    return 0.0 if same else max(relative_error(a, b), 5e-324)
+
+
+def _check_slots(subject: Subject, g: Element, start: Mapping[str, Tensor], ledger: Ledger) -> None:
+    for wire in subject.symmetry.wires:
+        part = g.only(wire.name)
+        moved = subject.tensors(subject.symmetry.act(part, subject.model))
+        own = {slot.parameter for slot in wire.slots}
+        for name, tensor in moved.items():
+            if name not in own:
+                shift = ROUNDING if (layout := subject.layout(name)) is not None and layout.shift else 0.0
+                error = relative_error(start[name], tensor)
+                ledger.note("action: slots", error, f"{name}, where it has no slot", (wire.name,), shift)
+        idle = part.distance(subject.symmetry.identity()) > 0 and all(torch.equal(start[n], moved[n]) for n in own)
+        # an element that is not the identity must do something, or the group found is larger than what acts
+        idle = idle and any(bool((start[n] != start[n].flatten()[0]).any()) for n in own)  # a constant shows nothing
+        ledger.note("action: slots", 1.0 if idle else 0.0, "every one of its slots, which stays,", (wire.name,))
+
+
+def _check_function(subject: Subject, g: Element, ledger: Ledger) -> None:
+    error = subject.change(g)
+    if not error <= ledger.tolerance:  # one wire at a time, to name those that fail alone
+        guilty = [w for w in g.wires if not subject.change(g.only(w)) <= ledger.tolerance]
+        ledger.note("function", error, "the model's output", tuple(guilty))
+    ledger.note("function", error, "the model's output")
+
+
+def _check_dense(
+    subject: Subject, name: str, layout: Layout, x: Tensor, moved: Tensor, g: Element, ledger: Ledger
+) -> None:
+    """The fast path, as the model was moved and as gradients are, against rows of matrices."""
+    linear = replace(layout, shift=0.0)
+    matrices = any(subject.symmetry.strands[i].matrix for i in strands_of(layout))
+    cases = [(layout, 1, moved), (linear, -1, act(linear, x, g, -1))]
+    cases += [] if matrices else [(linear, -2, act(linear, x, g, -2))]
+    numbers = x.flatten().tolist()
+    for case, degree, fast in cases:
+        action = DenseAction(case, g, degree)
+        entries = _entries(x.numel(), len(action.row(0)))
+        slow = torch.tensor([action.value(i, numbers) for i in entries], dtype=torch.float64)
+        error = relative_error(slow, fast.flatten()[torch.tensor(entries)].to("cpu", torch.float64))
+        ledger.note("dense", error, f"{name} at degree {degree}", subject.wires(name))
+
+
+def _entries(size: int, terms: int) -> list[int]:
+    """All entries of a small tensor, a random choice of a large one's."""
+    most = max(min(LARGEST_MATRIX, MOST_TERMS // terms), 16)
+    return list(range(size)) if size <= most else random.Random(size).sample(range(size), most)

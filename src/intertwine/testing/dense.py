@@ -1,0 +1,149 @@
+"""The slow way to act: the matrix of an element on a whole tensor, found entry by entry by walking indices.
+
+It shares no code with the gathers of `symmetry.layout`; it reads the same layouts and says what they mean. For an entry
+of the moved tensor every leaf above it is found, bases first: where the base's index came from decides which copy of a
+fibre acts. What comes out is a row of numbers, so that the fast path can be compared with plain linear algebra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from intertwine.errors import InputError
+from intertwine.shapes import Float
+from intertwine.symmetry.element import Element
+from intertwine.symmetry.layout import Layout, Leaf, Plus, Times, Tree
+
+LARGEST_MATRIX = 4096  # entries of a tensor; the matrix has the square of that
+
+Terms = list[tuple[int, float]]  # (index the number comes from, what it is multiplied by)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A leaf that lies over one entry of a tensor: in which axis, at which of its indices, and how far its indices lie
+    apart among the tensor's entries."""
+
+    axis: int
+    leaf: Leaf
+    place: int
+    step: int
+
+
+class DenseAction:
+    """The action of one element on the tensors of one layout, row by row.
+
+    Example:
+        >>> import torch, intertwine
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        >>> sym = intertwine.symmetry(model, torch.zeros(1, 3))
+        >>> g = sym.random(seed=0)
+        >>> matrix, offset = DenseAction(sym.layouts["0.weight"], g).matrix()
+        >>> weight = model[0].weight.detach().double()
+        >>> moved = sym.act(g, model.double())[0].weight.detach()
+        >>> torch.allclose(matrix @ weight.flatten() + offset, moved.flatten())
+        True
+    """
+
+    def __init__(self, layout: Layout, element: Element, degree: int = 1) -> None:
+        self.layout, self.element, self.degree = layout, element, degree
+        self._parts: dict[int, dict[str, Any]] = {
+            i: {name: t.numpy() for name, t in move.items()} for i, move in element.moves.items()
+        }
+        for parts in self._parts.values():
+            if "matrix" in parts:
+                parts["contragredient"] = np.linalg.inv(parts["matrix"]).swapaxes(-1, -2)
+        steps = [prod(layout.shape[axis + 1 :]) for axis in range(len(layout.axes))]
+        self._steps = steps
+        self._hits = [
+            [tuple(_walk(tree, axis, position, steps[axis])) for position in range(tree.size)]
+            for axis, tree in enumerate(layout.axes)
+        ]
+
+    def row(self, entry: int) -> dict[int, float]:
+        """Entry of the moved tensor → the entries of the tensor it is a sum of, with their factors."""
+        places = [entry // step % n for step, n in zip(self._steps, self.layout.shape, strict=True)]
+        hits = [hit for axis, position in enumerate(places) for hit in self._hits[axis][position]]
+        found: dict[int, float] = {}
+        for terms in product(*(self._terms(hit, hits) for hit in hits)):
+            source = entry + sum((index - h.place) * h.step for (index, _), h in zip(terms, hits, strict=True))
+            found[source] = found.get(source, 0.0) + prod((factor for _, factor in terms), start=1.0)
+        return found
+
+    def offset(self, row: dict[int, float]) -> float:
+        """What is added besides: a running variance moves as (v + eps), so it is an affine map of v."""
+        return self.layout.shift * (sum(row.values()) - 1)
+
+    def value(self, entry: int, numbers: Sequence[float]) -> float:
+        """One entry of the moved tensor, from all entries of the tensor in order."""
+        row = self.row(entry)
+        return sum(factor * numbers[i] for i, factor in row.items()) + self.offset(row)
+
+    def matrix(self) -> tuple[Float[Tensor, "n n"], Float[Tensor, " n"]]:
+        """The whole matrix and offset: the moved tensor is `matrix @ tensor.flatten() + offset`."""
+        size = prod(self.layout.shape)
+        if size > LARGEST_MATRIX:
+            raise InputError(
+                f"The matrix of an action on {size} entries was asked for; the largest is {LARGEST_MATRIX}. "
+                "Take single rows with DenseAction.row."
+            )
+        matrix, offset = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+        for entry in range(size):
+            row = self.row(entry)
+            for source, factor in row.items():
+                matrix[entry, source] = factor
+            offset[entry] = self.offset(row)
+        return matrix, offset
+
+    def _terms(self, hit: Hit, hits: list[Hit]) -> Terms:
+        """Where the number at a hit comes from, and its factor; a matrix has one term for each of its columns."""
+        parts = self._parts.get(hit.leaf.strand, {})
+        copy = self._copy(hit, hits)
+        if "matrix" in parts:
+            straight = hit.leaf.powers[0] * self.degree == 1
+            row = parts["matrix" if straight else "contragredient"][(*copy, hit.place)]
+            return list(enumerate(row.tolist()))
+        source = int(parts["permutation"][(*copy, hit.place)]) if "permutation" in parts else hit.place
+        factor = 1.0
+        for k, power in enumerate(hit.leaf.powers):
+            if power:
+                factor *= float(parts["scale"][(k, *copy, source)]) ** float(power * self.degree)
+        for k, flip in enumerate(hit.leaf.flips):
+            if flip and self.degree % 2:
+                factor *= float(parts["sign"][(k, *copy, source)])
+        return [(source, factor)]
+
+    def _copy(self, hit: Hit, hits: list[Hit]) -> tuple[int, ...]:
+        """Which copy of a fibre acts: the indices its bases had before the move."""
+        bases = self.element.strands[hit.leaf.strand].bases
+        return tuple(self._terms(_nearest(hit, base, hits), hits)[0][0] for base in bases)
+
+
+def _walk(tree: Tree, axis: int, position: int, step: int) -> Iterator[Hit]:
+    if isinstance(tree, Leaf):
+        yield Hit(axis, tree, position, step)
+    elif isinstance(tree, Times):
+        for part in reversed(tree.parts):  # the last factor runs fastest
+            position, digit = divmod(position, part.size)
+            yield from _walk(part, axis, digit, step)
+            step *= part.size
+    elif isinstance(tree, Plus):
+        for part in tree.parts:
+            if position < part.size:
+                yield from _walk(part, axis, position, step)
+                return
+            position -= part.size
+
+
+def _nearest(hit: Hit, base: int, hits: list[Hit]) -> Hit:
+    """The occurrence of a base that a leaf is paired with: the one in its own axis, else the only other."""
+    places = [h for h in hits if h.leaf.strand == base]
+    return next((h for h in places if h.axis == hit.axis), places[0])
