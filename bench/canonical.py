@@ -200,7 +200,7 @@ def run_planted(workers: int, only: list[str], results: dict[str, Any], out: Pat
     todo = [t for t in todo if not only or any(o in t[1] for o in only)]
     light, heavy = [t for t in todo if t[1] not in HEAVY], [t for t in todo if t[1] in HEAVY]
     for names, count in ((light, workers), (heavy, max(1, workers // 4))):
-        with ProcessPoolExecutor(count, mp_context=get_context("spawn"), max_tasks_per_child=4) as pool:
+        with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
             futures = {pool.submit(planted, *name): name for name in names}
             for i, future in enumerate(as_completed(futures), 1):
                 try:

@@ -90,16 +90,18 @@ def recurrent() -> Net:
 
 
 def in_place() -> Net:
-    """What a name stands for changes on the way: a gain is multiplied into a tensor that is read again."""
+    """A gain is multiplied into a tensor that was named before and is read again under that name."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
         y = m.a(x)
+        kept = m.same(y)
         y.mul_(m.gain)
         y.relu_()
-        picked = (y > y.mean(-1, keepdim=True)).to(y.dtype)
-        return m.b(y) + m.c(picked)
+        picked = (kept > kept.mean(-1, keepdim=True)).to(y.dtype)
+        return m.b(kept) + m.c(picked)
 
-    return Net(forward, a=nn.Linear(3, 5), gain=parameter(5), b=nn.Linear(5, 2), c=nn.Linear(5, 2))
+    hidden = {"a": nn.Linear(3, 5), "same": nn.Identity(), "gain": parameter(5)}
+    return Net(forward, **hidden, b=nn.Linear(5, 2), c=nn.Linear(5, 2))
 
 
 def made_of_weights() -> Net:

@@ -248,7 +248,7 @@ def test_000_G26_the_printed_centring_is_none() -> None:
 
 
 def test_000_G26_the_range_of_cka() -> None:
-    """Printed: in [0, 1], and K, L ≥ 0. The estimator is an inner product, so [−1, 1], and K has entries of any sign."""
+    """Printed: in [0, 1], and K, L ≥ 0. The estimator is an inner product, so [−1, 1], and K has any sign."""
     values, signs = [], 0
     for seed in range(400):
         rng = np.random.default_rng(seed)

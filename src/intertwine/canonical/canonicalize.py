@@ -95,20 +95,13 @@ def canonical_element(
         doubt = "as printed, NodeSort depends on the order of the units it sorts wherever two hidden layers meet"
         return _element(symmetry, {}, printed_permutations(pieces(symmetry, weights), base), {}), (doubt,)
     cut = pieces(symmetry, weights, copy=any(s.scales or s.signs for s in symmetry.strands))
-    gauge = ScaleGauge(cut)
-    scales = gauge.run()
-    doubts = [
-        f"wire {symmetry.strands[s].name!r}: the size of its weights can be read only through wires that wait for it, "
-        "so its scales are left as they are"
-        for s in gauge.loose()
-    ]
+    scales = ScaleGauge(cut).run()
     ordering = sort(cut, order, base)
     element = _ordered_element(symmetry, scales, ordering)
     if ordering.choices and not _same_from_elsewhere(symmetry, weights, element, order, base):
-        doubts.append(
-            "some units are joined to the rest in the same way but are not interchangeable; their order is arbitrary"
-        )
-    return element, tuple(doubts)
+        doubt = "some units look the same from all sides and yet cannot be exchanged, so their order is arbitrary"
+        return element, (doubt,)
+    return element, ()
 
 
 def sort(cut: Pieces, order: str, base: float) -> Ordering:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from intertwine.canonical.balance import balanced, tangled
 from intertwine.canonical.blocks import Pieces, Site
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.layout import base_dims, spread
@@ -38,13 +39,22 @@ class ScaleGauge:
 
     def run(self) -> dict[int, Float[Tensor, "scales *copies n"]]:
         """Strand → the scales that take the weights to their normal form."""
-        while sum(self._visit(s) for s in self.logs):
+        while sum(self._visit(s) for s in self.logs) or self._untangle():
             pass
         return {s: log.exp() for s, log in self.logs.items()}
 
-    def loose(self) -> list[int]:
-        """Strands some of whose scales could not be fixed although they act on weights that are not zero."""
-        return [s for s in self.logs if any(self._unread(s, site) for site in self._scaled(s))]
+    def _untangle(self) -> bool:
+        """Fix scales that can be read only through each other, all at once; whether there were any."""
+        stuck = [s for s in self.logs if any(self._unread(s, site) for site in self._scaled(s))]
+        if not stuck:
+            return False
+        together = tangled(self.pieces, stuck)
+        found = balanced(self.pieces, together, lambda leaf: ~self.fixed[leaf.strand].knows(leaf.power))
+        for s, step in found.items():
+            for direction in self.fixed[s].directions:
+                self.fixed[s].learn(direction, ~self.fixed[s].knows(direction))
+            self._apply(s, torch.where(step.abs() > LEAVE_ALONE * _precision(self.pieces), step, 0.0))
+        return True
 
     def _scaled(self, s: int) -> list[Site]:
         return [site for site in self.pieces.sites[s] if any(site.leaf.powers)]
@@ -56,7 +66,9 @@ class ScaleGauge:
         before = fixed.pattern.clone()
         for site in self._scaled(s):
             direction = site.leaf.power
-            if fixed.complete(direction):
+            # what was just learnt is not applied yet, so a block that the strand enters twice has to wait
+            twice = any(leaf.strand == s for _, leaf in site.company())
+            if fixed.complete(direction) or (found and twice):
                 continue
             wanted = ~fixed.knows(direction)
             length = self._length(s, site)
@@ -176,6 +188,10 @@ def _reduced(rows: np.ndarray, chosen: tuple[int, ...], keep: bool = False, widt
         basis[clear] ^= basis[i]
         work[work[:, pivot].astype(bool)] ^= basis[i]
     return basis if keep else work
+
+
+def _precision(pieces: Pieces) -> float:
+    return max(torch.finfo(block.data.dtype).eps for block in pieces.blocks)
 
 
 def _all(pieces: Pieces) -> range:

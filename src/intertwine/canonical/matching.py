@@ -163,7 +163,9 @@ class _Matching:
         goals: dict[Direction, Tensor] = {}
         before = fixed.pattern
         for x, y in zip(self.a.sites[s], self.b.sites[s], strict=True):
-            if self._signed(x.leaf) or not self._readable(s, x):
+            # what was just read is not applied yet, so a block that the strand enters twice has to wait
+            twice = any(leaf.strand == s for _, leaf in x.company())
+            if self._signed(x.leaf) or (goals and twice) or not self._readable(s, x):
                 continue
             direction, wanted = x.leaf.flip, ~fixed.knows(x.leaf.flip)
             cosine = _cosine(self._alive(x), self._alive(y), len(x.front))
@@ -188,7 +190,7 @@ class _Matching:
         return x
 
     def _readable(self, s: int, site: Site) -> bool:
-        ordered = all(leaf.strand != s and self.ordered[leaf.strand] for _, leaf in site.others())
+        ordered = all(self.ordered[leaf.strand] for _, leaf in site.others())
         flipping = [leaf for _, leaf in site.company() if any(leaf.flips)]
         return ordered and all(bool(self.fixed[leaf.strand].knows(leaf.flip).any()) for leaf in flipping)
 

@@ -115,7 +115,7 @@ class Ordering:
 
     def known(self, s: int, site: Site) -> bool:
         """Whether the order and the signs of everything else in a block are known."""
-        ordered = all(leaf.strand != s and self.resolved[leaf.strand] for _, leaf in site.others())
+        ordered = all(self.resolved[leaf.strand] for _, leaf in site.others())
         return ordered and all(self._signed(leaf) for _, leaf in site.company())
 
     def _signed(self, leaf: Leaf) -> bool:
@@ -247,7 +247,9 @@ class Ordering:
         goals: dict[Direction, Tensor] = {}
         before = fixed.pattern
         for site in self.pieces.sites[s]:
-            if self._complete(site.leaf) or not self.known(s, site):
+            # what was just read is not applied yet, so a block that the strand enters twice has to wait
+            twice = any(leaf.strand == s for _, leaf in site.company())
+            if self._complete(site.leaf) or (goals and twice) or not self.known(s, site):
                 continue
             sign = self._first_sign(site)
             accepted = ~fixed.knows(site.leaf.flip) & (sign != 0)

@@ -155,9 +155,6 @@ def _homogeneous(
     sigma: Elementwise, x: Tensor, y: Tensor, exponents: set[float], parity: int | None, tolerance: float
 ) -> ActivationGroup:
     """The group of a function that is a power law on each half-line: all positive factors, if the laws fit together."""
-    zero = y[len(y) // 2]
-    if bool(torch.isfinite(zero)) and float(zero) != 0:
-        exponents = exponents | {0.0}  # σ(0) = b·σ(0)
     degree, exponent = _simplest(exponents, sigma.limits.eps)
     fits = max(exponents, default=0.0) - min(exponents, default=0.0) <= tolerance
     if not fits or not all(_agrees(sigma, x, y, a, a**exponent, tolerance) for a in _FACTORS):

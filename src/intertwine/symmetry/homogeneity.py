@@ -17,6 +17,7 @@ from intertwine.errors import InputError
 from intertwine.symmetry.elementwise import elementwise
 
 _REACH = 20.0  # a normal number is farther out with probability 1e-88
+_MOST = 100_000  # intervals at once; a function that asks for more is noise
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
@@ -43,11 +44,15 @@ def homogeneity_defect(fn: Callable[..., Any], scale: float) -> float:
         raise InputError(f"The homogeneity defect at the scale {scale} was asked for. Pass a finite scale.")
     sigma = elementwise(fn)
 
-    def density(x: np.ndarray) -> np.ndarray:
-        at, moved = (sigma(torch.from_numpy(p.ravel())).numpy().reshape(p.shape) for p in (x, scale * x))
-        return (moved - scale * at) ** 2 * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    def at(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        moved, still = (sigma(torch.from_numpy(p.ravel())).numpy().reshape(p.shape) for p in (scale * x, x))
+        return moved, scale * still
 
-    mean = _integral(density)
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = _gauss(lambda x: sum(part**2 for part in at(x)) * _normal(x), *_intervals()).sum()
+        # below this the two terms differ by their rounding only
+        floor = 1e-26 * float(size)
+        mean = _integral(lambda x: np.subtract(*at(x)) ** 2 * _normal(x), floor)
     if not math.isfinite(mean):
         raise InputError(
             f"The homogeneity defect of {sigma.name} at the scale {scale} is not finite: the function is not defined "
@@ -56,22 +61,31 @@ def homogeneity_defect(fn: Callable[..., Any], scale: float) -> float:
     return math.sqrt(mean)
 
 
-def _integral(density: Callable[[np.ndarray], np.ndarray], rounds: int = 60) -> float:
-    """∫ over [−20, 20]; intervals on which one and two Gauss rules differ are halved until they agree."""
-    edges = np.concatenate([[0.0], _REACH * 2.0 ** np.arange(-24, 1)])  # fine near zero, where large scales act
-    left = np.concatenate([edges[:-1], -edges[1:]])
-    right = np.concatenate([edges[1:], -edges[:-1]])
+def _normal(x: np.ndarray) -> np.ndarray:
+    return np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+
+
+def _intervals() -> tuple[np.ndarray, np.ndarray]:
+    """Left and right ends that cover [−20, 20], ever finer towards zero, where large scales act."""
+    edges = np.concatenate([[0.0], _REACH * 2.0 ** np.arange(-24, 1)])
+    return np.concatenate([edges[:-1], -edges[1:]]), np.concatenate([edges[1:], -edges[:-1]])
+
+
+def _integral(density: Callable[[np.ndarray], np.ndarray], floor: float) -> float:
+    """The integral to `floor` and to 1e-14 of itself: intervals on which one and two Gauss rules differ are halved."""
+    left, right = _intervals()
     total = 0.0
-    for last in reversed(range(rounds)):
+    while True:
         middle = (left + right) / 2
         whole = _gauss(density, left, right)
         halves = _gauss(density, left, middle) + _gauss(density, middle, right)
-        wrong = np.abs(whole - halves) > 1e-14 * max(total, float(np.abs(halves).max())) + 1e-300
-        if not wrong.any() or not np.isfinite(halves).all() or last == 0:
+        wrong = np.abs(whole - halves) > 1e-14 * max(total, float(np.abs(halves).max())) + floor
+        narrow = (right - left) < 1e-14 * np.maximum(np.abs(left), 1e-9)  # a jump: nothing is left to halve
+        wrong &= ~narrow
+        if not wrong.any() or not np.isfinite(halves).all() or wrong.sum() > _MOST:
             return total + float(halves.sum())
         total += float(halves[~wrong].sum())
         left, right = np.concatenate([left[wrong], middle[wrong]]), np.concatenate([middle[wrong], right[wrong]])
-    return total
 
 
 def _gauss(density: Callable[[np.ndarray], np.ndarray], left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from intertwine.symmetry.element import Element
 from intertwine.symmetry.layout import Layout, act
 from intertwine.testing.dense import LARGEST_MATRIX, DenseAction
 from intertwine.testing.laws import Ledger
-from intertwine.testing.subject import Subject, strands_of
+from intertwine.testing.subject import Subject, same_bits, strands_of
 
 ROUNDING = 1e-15  # what adding and taking away the eps of a running variance may cost
 MOST_TERMS = 100_000  # numbers the slow path adds up per tensor before it takes samples
@@ -65,8 +65,7 @@ def _check_identity(subject: Subject, start: Mapping[str, Tensor], ledger: Ledge
 
 def _bits(a: Tensor, b: Tensor) -> float:
     """0 for the same bits, however small the difference otherwise."""
-    same = a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
-    return 0.0 if same else max(relative_error(a, b), 5e-324)
+    return 0.0 if same_bits(a, b) else max(relative_error(a, b), 5e-324)
 
 
 def _check_slots(subject: Subject, g: Element, start: Mapping[str, Tensor], ledger: Ledger) -> None:
@@ -74,15 +73,20 @@ def _check_slots(subject: Subject, g: Element, start: Mapping[str, Tensor], ledg
         part = g.only(wire.name)
         moved = subject.tensors(subject.symmetry.act(part, subject.model))
         own = {slot.parameter for slot in wire.slots}
-        for name, tensor in moved.items():
-            if name not in own:
-                shift = ROUNDING if (layout := subject.layout(name)) is not None and layout.shift else 0.0
-                error = relative_error(start[name], tensor)
-                ledger.note("action: slots", error, f"{name}, where it has no slot", (wire.name,), shift)
-        idle = part.distance(subject.symmetry.identity()) > 0 and all(torch.equal(start[n], moved[n]) for n in own)
+        for name in moved.keys() - own:
+            layout = subject.layout(name)
+            allowed = ROUNDING if layout is not None and layout.shift else 0.0
+            error = relative_error(start[name], moved[name])
+            ledger.note("action: slots", error, f"{name}, where it has no slot,", (wire.name,), allowed)
         # an element that is not the identity must do something, or the group found is larger than what acts
-        idle = idle and any(bool((start[n] != start[n].flatten()[0]).any()) for n in own)  # a constant shows nothing
-        ledger.note("action: slots", 1.0 if idle else 0.0, "every one of its slots, which stays,", (wire.name,))
+        moving = part.distance(subject.symmetry.identity()) > 0 and any(not _constant(start[n]) for n in own)
+        idle = moving and all(torch.equal(start[n], moved[n]) for n in own)
+        ledger.note("action: slots", float(idle), "every one of its slots, which stays,", (wire.name,))
+
+
+def _constant(x: Tensor) -> bool:
+    """Whether all entries are the same, so that no permutation shows."""
+    return bool((x == x.flatten()[0]).all())
 
 
 def _check_function(subject: Subject, g: Element, ledger: Ledger) -> None:

@@ -81,3 +81,10 @@ def strands_of(layout: Layout) -> set[int]:
         return set().union(*(walk(p) for p in tree.parts)) if isinstance(tree, (Times, Plus)) else set()
 
     return set().union(*(walk(axis) for axis in layout.axes))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same, NaN for NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
