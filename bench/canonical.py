@@ -281,9 +281,7 @@ def main() -> None:
         if folder.is_dir():
             results["tiny10"] = measure_tiny10(folder)
         else:
-            print(
-                f"no folder {folder}: set INTERTWINE_DATA to the folder that holds tiny10/ to measure the real checkpoints"
-            )
+            print(f"no folder {folder}: set INTERTWINE_DATA to the folder that holds tiny10/ for the real checkpoints")
         write(chosen.out, results)
     print(page(results))
 

@@ -399,3 +399,54 @@ def test_an_element_means_the_same_in_another_process() -> None:
         for seed in range(3)
     ]
     assert len(set(runs)) == 1, runs
+
+
+def test_a_state_dict_with_tied_weights_moves_under_every_name() -> None:
+    net = Net(
+        lambda m, i: m.head(m.up(m.emb(i)).relu()), emb=nn.Embedding(7, 5), up=nn.Linear(5, 5), head=nn.Linear(5, 7)
+    )
+    net.head.weight = net.emb.weight
+    ids = torch.arange(7)[None]
+    sym = it.symmetry(net, ids)
+    moved = copy.deepcopy(net)
+    moved.load_state_dict(sym.act_on_state(sym.random(seed=0), net.state_dict()))
+    assert torch.allclose(net(ids), moved(ids), atol=1e-5)
+
+
+def test_doing_nothing_changes_no_bit_of_a_running_variance() -> None:
+    norm = nn.BatchNorm1d(64)
+    norm.running_var = torch.rand(64) ** 8
+    net = nn.Sequential(nn.Linear(3, 64), norm, nn.ReLU(), nn.Linear(64, 2)).eval()
+    sym = it.symmetry(net, torch.zeros(1, 3))
+    still = dict(sym.act(sym.identity(), net).named_buffers())
+    assert torch.equal(still["1.running_var"], norm.running_var)
+
+
+def test_an_optimizer_is_not_moved_through_a_fold() -> None:
+    net = Net(
+        lambda m, x: m.out(m.norm(m.stem(x))),
+        stem=nn.Linear(3, 6, bias=False), norm=nn.RMSNorm(6), out=nn.Linear(6, 2),
+    )  # fmt: skip
+    x = torch.randn(4, 3)
+    sym = it.symmetry(net, x, continuous=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(x).sum().backward()
+    optimizer.step()
+    with pytest.raises(
+        it.InputError, match=r"folds 'norm\.weight' into what reads it, .* Fold the model before training"
+    ):
+        sym.act_on_optimizer(sym.identity(), optimizer, net)
+
+
+def test_squares_inside_a_length_are_no_features_that_move() -> None:
+    class Square(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.pow(2)
+
+    net = Net(
+        lambda m, x: m.out((h := m.stem(x)) * torch.rsqrt(m.sq(h).mean(-1, keepdim=True) + 1e-6)),
+        stem=nn.Linear(3, 6, bias=False), sq=Square(), out=nn.Linear(6, 2),
+    )  # fmt: skip
+    sym = it.symmetry(net, torch.randn(4, 3), continuous=True)
+    with pytest.raises(it.InputError, match=r"features at 'sq' are squares inside a length"):
+        sym.act_on_features(sym.random(seed=0), "sq", torch.randn(4, 6))

@@ -86,7 +86,10 @@ def weights_of(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
     """The tensors of a model that its function reads, by their first names; refuses what is not a finite number."""
     symmetry._check_model(model)
     tied = tied_names(model)
-    read = {s.target for s in symmetry._discovery.graph.program.sources if s.target is not None}
+    program = symmetry._discovery.graph.program
+    # weights that nothing reads have no part in this
+    names = {name for call in program.calls for name in call.reads} | {out.name for out in program.outputs}
+    read = {s.target for s in program.sources if s.target is not None and s.name in names}
     named = [*model.named_parameters(), *model.named_buffers()]
     found = {tied[name]: t.detach() for name, t in named if tied[name] in read}
     for name, tensor in found.items():

@@ -55,7 +55,7 @@ class _Matching:
         self.a, self.b = a, b
         self.strands = a.strands
         self.order: dict[int, Int[Tensor, "*copies n"]] = {}
-        self.ordered = [not s.permutes for s in self.strands]
+        self.ordered = [not (s.permutes and sites) for s, sites in zip(self.strands, a.sites, strict=True)]
         self.signs = {
             i: torch.ones(s.signs, *copies(self.strands, i), s.size, dtype=torch.float64)
             for i, s in enumerate(self.strands)

@@ -56,7 +56,7 @@ def printed_permutations(pieces: Pieces, base: float) -> dict[int, Int[Tensor, "
     """The order as printed: keys of all layers from the weights as they stand, with powers that may overflow."""
     found = {}
     for s, strand in enumerate(pieces.strands):
-        if not strand.permutes:
+        if not (strand.permutes and pieces.sites[s]):
             continue
         site = pieces.sites[s][-1]
         rows = site.rows.reshape(*site.rows.shape[: len(site.front)], -1).cpu()
@@ -70,7 +70,7 @@ def _printed_key(rows: Tensor, base: float, wire: str) -> Float[Tensor, "*copies
         powers = np.power(float(base), np.arange(m, dtype=np.float64))
     if not np.isfinite(powers).all():
         raise InputError(
-            f"NodeSort as printed multiplies the {m} weights of a unit (wire {wire!r}) by powers of {base}, which overflow "
-            f"float64. Use order='nodesort', which is safe for any width and base, or a base nearer to 1."
+            f"NodeSort as printed multiplies the {m} weights of a unit (wire {wire!r}) by powers of {base}, which "
+            f"overflow float64. Use order='nodesort', which is safe for any width and base, or a base nearer to 1."
         )
     return torch.from_numpy((rows.to(torch.float64).contiguous().numpy() * powers).sum(-1))

@@ -48,7 +48,7 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
         for spec in exported.graph_signature.output_specs
         if spec.kind == OutputKind.USER_OUTPUT and getattr(spec.arg, "name", None) in names
     )
-    program = Program(sources, tuple(calls), outputs, model.training)
+    program = Program(sources, tuple(calls), outputs, model.training, tied_names(model))
     _refuse_what_is_no_op(program)
     _refuse_randomness(program)
     return program

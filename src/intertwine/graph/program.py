@@ -74,6 +74,7 @@ class Program:
     calls: tuple[Call, ...]
     outputs: tuple[Ref, ...]
     training: bool
+    tied: Mapping[str, str] = field(default_factory=dict)  # every name of a tensor → the first of its names
 
     def __len__(self) -> int:
         return len(self.calls)

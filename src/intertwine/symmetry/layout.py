@@ -107,7 +107,11 @@ def act(layout: Layout, x: Tensor, actor: Actor, degree: int = 1) -> Tensor:
     if not any(_moves(axis) for axis in layout.axes):
         return x
     dims = [Dim(axis, i) for i, axis in enumerate(layout.axes)]
-    return _act(x + layout.shift, dims, actor, degree) - layout.shift if layout.shift else _act(x, dims, actor, degree)
+    moved = _act(x, dims, actor, degree)
+    if not layout.shift:
+        return moved
+    # (v + eps)·f − eps, written so that f = 1 changes no bit
+    return moved + layout.shift * (_act(torch.ones_like(x), dims, actor, degree) - 1)
 
 
 def _moves(tree: Tree) -> bool:

@@ -164,13 +164,19 @@ class Symmetry:
         if not names:
             return copy.deepcopy(model)
         plain = from_program(self._discovery.graph.program, False, self._distrusted)
-        return plain.act(unit_element(plain, model, names), model)
+        folded = plain.act(unit_element(plain, model, names), model)
+        with torch.no_grad():
+            for name, weight in folded.named_parameters():
+                if name in names:
+                    weight.fill_(1)  # the action leaves it a rounding away from one
+        return folded
 
     def act_on_state(self, g: Element, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same on a state dict: a new dict, entries that no wire touches shared with the old one."""
         self._check_element(g)
-        layouts = self._discovery.parameters
-        return {name: act(layouts[name], t, g) if name in layouts else t for name, t in state.items()}
+        tied = self._discovery.graph.program.tied
+        layouts = {name: self.layouts.get(tied.get(name, name)) for name in state}
+        return {name: t if (layout := layouts[name]) is None else act(layout, t, g) for name, t in state.items()}
 
     def act_on_features(self, g: Element, name: str, x: Tensor) -> Tensor:
         """How hidden features move: the features of `act(g, model)` at a module are this function of the model's own.
@@ -186,7 +192,14 @@ class Symmetry:
             raise InputError(
                 f"No tensor is computed under a module called {name!r}. Modules with features: {', '.join(near)} …"
             )
-        return self._act_on_value(g, name, graph.values[graph.sites[name]], x)
+        value = graph.values[graph.sites[name]]
+        if not value.lazy and not self._discovery.predicts(value):
+            raise InputError(
+                f"The features at {name!r} are squares inside a length, which a rotation mixes with products that the "
+                "model never forms, so they do not move by themselves. Ask for the features before them, or after the "
+                "norm they belong to."
+            )
+        return self._act_on_value(g, name, value, x)
 
     def _act_on_value(self, g: Element, name: str, value: Value, x: Tensor) -> Tensor:
         """Act on a tensor of the graph; a view that was never needed as such is moved as the tensor it looks at."""
@@ -221,6 +234,14 @@ class Symmetry:
         training goes on exactly as it would have; scales change what an adaptive optimizer does next.
         """
         self._check_element(g)
+        parameters = dict(model.named_parameters())
+        unfolded = [n for n in self._discovery.diagonals if not bool((parameters[n] == 1).all())]
+        if unfolded:
+            raise InputError(
+                f"This symmetry first folds {unfolded[0]!r} into what reads it, and an optimizer's "
+                "state cannot be folded. Fold the model before training (symmetry.folded), or use the symmetry without "
+                "continuous=True."
+            )
         state = copy.deepcopy(optimizer.state_dict())
         names = {id(p): name for name, p in model.named_parameters()}
         order = [names.get(id(p)) for group in optimizer.param_groups for p in group["params"]]

@@ -67,13 +67,14 @@ def _check_gradient(subject: Subject, g: Element, here: nn.Module, there: nn.Mod
 def _check_optimizer(subject: Subject, g: Element, here: nn.Module, there: nn.Module, ledger: Ledger) -> None:
     """After one step the moments are powers of the gradients, with scales too; matrices move no second moments."""
     matrices = any(s.matrix for s in subject.symmetry.strands)
-    own, moved = _stepped(here, matrices), _stepped(there, matrices)
+    # norm weights that were folded stay ones: no optimizer's state can be folded with them
+    names = [name for name, _ in here.named_parameters() if name not in subject.symmetry._discovery.diagonals]
+    own, moved = _stepped(here, names, matrices), _stepped(there, names, matrices)
     carried = subject.symmetry.act_on_optimizer(g, own, here)["state"]
-    names = [name for name, _ in here.named_parameters()]
     noise = {key: CANCELLED * max(largest(s[key]) for s in carried.values()) for s in carried.values() for key in s}
     for index, state in moved.state_dict()["state"].items():
         for key, value in state.items():
-            if isinstance(value, Tensor) and names[index] not in subject.symmetry._discovery.diagonals:
+            if isinstance(value, Tensor):
                 error = relative_error(value, carried[index][key], noise[key])
                 ledger.note("optimizer", error, f"{key} of {names[index]}", subject.wires(names[index]))
 
@@ -102,8 +103,8 @@ def _gradients(model: nn.Module) -> Mapping[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def _stepped(model: nn.Module, matrices: bool) -> torch.optim.Optimizer:
-    parameters = list(model.parameters())
+def _stepped(model: nn.Module, names: list[str], matrices: bool) -> torch.optim.Optimizer:
+    parameters = [p for name, p in model.named_parameters() if name in names]
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9) if matrices else torch.optim.Adam(parameters)
     optimizer.step()
     return optimizer

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -35,12 +34,7 @@ class Subject:
     @staticmethod
     def of(symmetry: Symmetry, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Subject:
         args, kwargs = to_float64((args, dict(kwargs)))
-        folded = symmetry.folded(generic_copy(model, seed=0))
-        parameters = dict(folded.named_parameters())
-        with torch.no_grad():
-            for name in symmetry._discovery.diagonals:  # folding leaves ones but for their last bit
-                parameters[name].fill_(1.0)
-        return Subject(symmetry, folded, args, kwargs)
+        return Subject(symmetry, symmetry.folded(generic_copy(model, seed=0)), args, kwargs)
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The parameters and buffers of a model of this architecture, tied ones once, under their first name."""
