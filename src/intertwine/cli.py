@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"intertwine {version('intertwine')}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     _add_inspect(commands.add_parser("inspect", help="what is the symmetry of this network, and does it hold?"))
+    _add_canonicalize(commands.add_parser("canonicalize", help="its canonical form; which checkpoints are the same?"))
     _add_demo(commands.add_parser("demo", help="the whole story on real handwritten digits, in under two minutes"))
     return top
 
@@ -61,6 +62,35 @@ def _add_inspect(command: argparse.ArgumentParser) -> None:
     command.add_argument("--slots", action="store_true", help="list where each wire acts")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
     command.add_argument("--svg", metavar="FILE", help="write a picture of the wires")
+
+
+def _add_canonicalize(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Bring a network to its canonical form, which it shares with all networks that differ from it only by a "
+        "symmetry. With --dedupe: find the checkpoints of a folder that are one network up to its symmetry."
+    )
+    add_model(command)
+    command.add_argument(
+        "--order",
+        choices=("lexicographic", "nodesort", "nodesort-printed"),
+        default="lexicographic",
+        help="how units are sorted (default lexicographic)",
+    )
+    command.add_argument(
+        "--base", metavar="P", type=float, default=1.1, help="base of the NodeSort orders (default 1.1)"
+    )
+    command.add_argument("--out", metavar="FILE", help="write the canonical weights (safetensors)")
+    command.add_argument(
+        "--element", metavar="FILE", help="write the element that takes the model to its canonical form"
+    )
+    command.add_argument("--dedupe", metavar="DIR", help="compare all checkpoints of a folder")
+    command.add_argument(
+        "--tol", metavar="T", type=float, default=1e-6, help="relative difference up to which a copy counts (1e-6)"
+    )
+    command.add_argument(
+        "--certify", action=argparse.BooleanOptionalAction, default=True, help="prove the symmetry first (default)"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
 
 
 def _add_demo(command: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from math import floor
 
 from rich.console import Console, Group
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 from torch import nn
@@ -145,7 +146,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def spaced(*parts: Text | Group) -> Group:
+def spaced(*parts: Text | Group | Table) -> Group:
     """Parts with an empty line between them."""
     lines = [line for part in parts for line in (part, Text(""))]
     return Group(*lines[:-1])

@@ -1,0 +1,160 @@
+"""`intertwine canonicalize MODEL`: the canonical form of a network, or which checkpoints of a folder are the same."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from safetensors.torch import save_file
+from torch import nn
+
+from intertwine.canonical.blocks import weights_of
+from intertwine.canonical.canonicalize import Canonical, canonicalize
+from intertwine.canonical.families import Family, families
+from intertwine.canonical.form import Form, make_form
+from intertwine.commands import show
+from intertwine.errors import InputError, IntertwineError
+from intertwine.graph.capture import tied_names
+from intertwine.models import Loaded, load
+from intertwine.models.checkpoint import fill, read_checkpoint
+from intertwine.symmetry.certificate import Certificate
+from intertwine.symmetry.symmetry import Symmetry, symmetry
+
+#: Files of a folder that are taken for checkpoints.
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+
+def run(options: Namespace) -> int:
+    """Carry out the command; 1 when the certificate fails."""
+    with Console(stderr=True).status(f"building {options.model}") as status:
+        loaded = load(options.model, options.weights, options.input)
+        status.update("reading its symmetry")
+        found = symmetry(loaded.model, *loaded.args, **loaded.kwargs)
+        held: Certificate | None = None
+        if options.certify:
+            status.update("proving it in float64")
+            held = found.certify(loaded.model, *loaded.args, **loaded.kwargs)
+            found = held.symmetry
+    if held is not None and not held.ok:
+        show.terminal().print(show.certificate(held))
+        return 1
+    return _dedupe(options, loaded, found) if options.dedupe else _canonicalize(options, loaded, found)
+
+
+# -- one network -------------------------------------------------------------------------------------------------------
+
+
+def _canonicalize(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
+    canon = canonicalize(loaded.model, order=options.order, base=options.base, symmetry=found)
+    mark = make_form(found, weights_of(found, loaded.model)).fingerprint()
+    if options.out:
+        _save(canon.model, options.out)
+    if options.element:
+        _writable(options.element)
+        canon.element.save(options.element)
+    if options.json:
+        _print_json({"model": loaded.name, "fingerprint": mark, **canon.to_dict(), "out": options.out})
+    else:
+        show.terminal().print(show.spaced(show.header(loaded.name, found, loaded.model), _told(canon, mark, options)))
+    return 0
+
+
+def _told(canon: Canonical, mark: str, options: Namespace) -> Text:
+    lines = [
+        ("fingerprint  ", "dim"),
+        (mark, "bold"),
+        f"\n{canon.order} order: {canon.element!r}".replace("Element(", "")[:-1],
+    ]
+    lines += [f"\nin doubt: {doubt}" for doubt in canon.doubts]
+    lines += [f"\nwrote {path}" for path in (options.out, options.element) if path]
+    return Text.assemble(*lines)
+
+
+def _save(model: nn.Module, path: str) -> None:
+    """The weights as safetensors; of tied names the first stands for all."""
+    _writable(path)
+    tied = tied_names(model)
+    state = {name: t.contiguous() for name, t in model.state_dict().items() if tied.get(name, name) == name}
+    save_file(state, path)
+
+
+def _writable(path: str) -> None:
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).touch()
+    except OSError as error:
+        raise InputError(f"{path} could not be written: {error.strerror}. Choose another place.") from error
+
+
+# -- a folder of checkpoints -------------------------------------------------------------------------------------------
+
+
+def _dedupe(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
+    folder = Path(options.dedupe)
+    files = sorted(f for f in folder.rglob("*") if f.suffix in SUFFIXES and f.is_file()) if folder.is_dir() else []
+    if not files:
+        what = "holds no checkpoint" if folder.is_dir() else "is no folder"
+        raise InputError(
+            f"Copies were looked for in {folder}, but it {what}. Give a folder with files that end in "
+            f"{', '.join(SUFFIXES)}."
+        )
+    refused: dict[str, str] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("comparing checkpoints", total=len(files))
+        forms = _forms(files, folder, loaded.model, found, refused, lambda: progress.advance(task))
+        groups = families(forms, options.tol)
+    if options.json:
+        rows = [family.to_dict() for family in groups]
+        _print_json({"model": loaded.name, "folder": str(folder), "families": rows, "refused": refused})
+    else:
+        head = f"{loaded.name} · {len(files)} checkpoints in {folder} · {_count(groups, len(refused))}"
+        show.terminal().print(show.spaced(Text(head, style="bold"), _table(groups), *_refusals(refused)))
+    return 0
+
+
+def _forms(
+    files: list[Path], folder: Path, model: nn.Module, found: Symmetry, refused: dict[str, str], done: Any
+) -> Iterator[tuple[str, Form]]:
+    """The canonical form of every checkpoint that fits the model; the others go into `refused` with their reason."""
+    for file in files:
+        name = str(file.relative_to(folder))
+        try:
+            copied = copy.deepcopy(model)
+            fill(copied, read_checkpoint(file), name)
+            yield name, make_form(found, weights_of(found, copied))
+        except IntertwineError as error:
+            refused[name] = str(error)
+        done()
+
+
+def _count(groups: tuple[Family, ...], refused: int) -> str:
+    copies = sum(len(family.copies) for family in groups)
+    text = f"{len(groups)} different, {copies} {'copy' if copies == 1 else 'copies'} of these"
+    return text + (f", {refused} not read" if refused else "")
+
+
+def _table(groups: tuple[Family, ...]) -> Table:
+    table = Table("network", "is a copy of", "how", "difference", "fingerprint", box=None, pad_edge=False)
+    for family in groups:
+        table.add_row(family.first, "", "", "", family.fingerprint[:12])
+        for member in family.copies:
+            table.add_row(f"  {member.name}", family.first, member.how, f"{member.difference:.0e}", "")
+    return table
+
+
+def _refusals(refused: dict[str, str]) -> list[Text]:
+    return [Text("\n".join(f"not read: {reason}" for reason in refused.values()), style="yellow")] if refused else []
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
