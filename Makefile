@@ -38,9 +38,15 @@ bench: $(VENV)/.installed-dev  ## measure everything: discovery time, fuzzed net
 	$(BIN)/python bench/discovery.py
 	$(BIN)/python bench/fuzz.py --cases 2000 --seed 0 --out bench/results/fuzz.json
 	$(BIN)/python bench/coverage.py --again
+	$(BIN)/python bench/canonical.py
+	$(BIN)/python bench/canonical.py --planted --again
 
 docs: $(VENV)/.installed-dev  ## write the generated pages again from the results at hand
 	$(BIN)/python bench/coverage.py --page
+	$(BIN)/python docs/activations.py
+	$(BIN)/python docs/figures.py
+	$(BIN)/python experiments/thesis_table1.py --plot docs/images/thesis-table1.svg
+	$(BIN)/python docs/results.py
 	$(BIN)/intertwine inspect examples/residual.py:net --svg docs/images/wires.svg
 
 clean:  ## remove the environment, caches and results

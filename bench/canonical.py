@@ -135,8 +135,8 @@ def plant(model: Any, sym: Any) -> dict[str, Any]:
     """Move a model, find the move again; disturb it by noise, and find it again."""
     import torch
 
-    import intertwine as it
     from intertwine.canonical.blocks import moved, weights_of
+    from intertwine.canonical.canonicalize import canonical_element
     from intertwine.canonical.equivalence import difference, equivalent_forms
     from intertwine.canonical.form import make_form
 
@@ -153,8 +153,7 @@ def plant(model: Any, sym: Any) -> dict[str, Any]:
     gaps = [float((form.tensors[n] - twin.tensors[n]).norm() / form.tensors[n].norm().clamp_min(1e-30))
             for n in sym.layouts if n in form.tensors and form.tensors[n].is_floating_point()]  # fmt: skip
     row["form_gap"] = max(gaps, default=0.0)
-    again = it.canonicalize(it.canonicalize(model, symmetry=sym).model, symmetry=sym).element
-    row["idempotent"] = again.distance(sym.identity()) == 0
+    row["idempotent"] = canonical_element(sym, form.tensors)[0].distance(sym.identity()) == 0
     found = equivalent_forms(form, twin)
     row["found"] = found is not None
     if found is not None:
@@ -162,6 +161,7 @@ def plant(model: Any, sym: Any) -> dict[str, Any]:
         row["element"] = (found @ g).distance(sym.identity())
     generator = torch.Generator().manual_seed(2)
     noisy = dict(twin.weights)
+    del twin  # the largest models need the room
     for name in sym.layouts:
         if name in noisy and noisy[name].is_floating_point():
             noisy[name] = noisy[name] * (1 + NOISE * torch.randn(noisy[name].shape, generator=generator))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from intertwine.canonical.canonicalize import canonicalize as canonicalize
     from intertwine.canonical.equivalence import equivalent as equivalent
     from intertwine.canonical.fingerprint import fingerprint as fingerprint
+    from intertwine.canonical.naturality import naturality as naturality
     from intertwine.errors import CaptureError as CaptureError
     from intertwine.errors import InputError as InputError
     from intertwine.errors import IntertwineError as IntertwineError
@@ -35,6 +36,7 @@ _HOMES = {
     "canonicalize": "canonical.canonicalize",
     "equivalent": "canonical.equivalence",
     "fingerprint": "canonical.fingerprint",
+    "naturality": "canonical.naturality",
     "rule": "graph.registry",
     "activation_group": "symmetry.activation",
     "Element": "symmetry.element",

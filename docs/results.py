@@ -1,0 +1,81 @@
+"""Write the measured tables of docs/canonical.md again, from the committed result files and from nothing else.
+
+python docs/results.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
+PAGE = ROOT / "docs" / "canonical.md"
+NAMES = {"unsorted": "as trained", "ensemble": "ensemble of predictions"}
+
+
+def thesis_table(result: dict[str, Any]) -> str:
+    """Distances and averages, method by method."""
+    heads = (
+        "",
+        "mean distance W₁",
+        "change",
+        "mean distance W₂",
+        "change",
+        "average of 2",
+        "of 10",
+        "order kept at 1e-6",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    printed = result["manifest"]["plan"]["printed"]
+    for kind, label in (("unsorted", "printed, unsorted"), ("sorted", "printed, sorted")):
+        cells = [label]
+        for layer in ("w1", "w2"):
+            mean, base = printed[layer][kind]["mean"], printed[layer]["unsorted"]["mean"]
+            cells += [f"{mean:.2f}", f"{mean / base - 1:+.2%}" if kind == "sorted" else ""]
+        lines.append(f"| {' | '.join(cells)} | | | |")
+    for method in [*result["some_pairs"], "ensemble"]:
+        lines.append(f"| {' | '.join(_cells(method, result))} |")
+    single = result["accuracy"]["1"]["single"]["mean"]
+    return "\n".join([*lines, "", f"A single network is right on {single:.2%} of the test images, on average."])
+
+
+def _cells(method: str, result: dict[str, Any]) -> list[str]:
+    cells = [NAMES.get(method, method)]
+    found = result["all_pairs"].get(method) or result["some_pairs"].get(method)
+    for layer in ("w1", "w2"):
+        cells += [f"{found[layer]['mean']:.2f}", _change(found[layer])] if found else ["", ""]
+    for size in ("2", "10"):
+        mean = result["accuracy"][size].get(method, {}).get("mean")
+        cells.append(f"{mean:.2%}" if mean is not None else "")
+    changed = result["stability"]["1e-06"].get(method, {}).get("order_changed")
+    return [*cells, f"{1 - changed:.0%}" if changed is not None else ""]
+
+
+def _change(numbers: dict[str, Any]) -> str:
+    return f"{numbers['change']:+.2%}" if numbers.get("change") else ""
+
+
+def put(page: str, name: str, text: str) -> str:
+    """A page with the text between two of its markers written anew."""
+    begin, end = f"<!-- {name}: begin (written by docs/results.py) -->", f"<!-- {name}: end -->"
+    head, _, rest = page.partition(begin)
+    if not rest or end not in rest:
+        raise SystemExit(f"{PAGE.name} has no place for {name!r}: it needs the lines {begin} and {end}")
+    return f"{head}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+
+
+def written(page: str) -> str:
+    """The page with both tables."""
+    from canonical import RESULTS
+    from canonical import page as bench_tables
+
+    thesis = json.loads((ROOT / "experiments/results/thesis_table1.json").read_text(encoding="utf-8"))
+    page = put(page, "bench", bench_tables(json.loads(RESULTS.read_text(encoding="utf-8"))))
+    return put(page, "thesis", thesis_table(thesis))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
