@@ -366,9 +366,11 @@ def test_demo_tells_the_story_and_writes_its_report(tmp_path: Path, capsys: pyte
     out = capsys.readouterr().out
     table = out.split("accuracy on the test images\n")[1]
     accuracies = [float(percent) for percent in re.findall(r"^\D+ (\d+\.\d)%$", table, re.MULTILINE)]
-    first, second, moved, mean, self_mean = accuracies
+    first, second, moved, mean, self_mean, returned = accuracies
     assert min(first, second) > 95
-    assert moved == first
+    assert moved == first == returned
+    marks = re.findall(r"[0-9a-f]{12}", table)
+    assert marks[0] == marks[1] != marks[2]
     assert max(mean, self_mean) < min(first, second) - 5
     assert "Of 360 predictions, 0 changed" in " ".join(out.split())
     assert "✓ certified" in out

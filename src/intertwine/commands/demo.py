@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
+from intertwine.canonical.equivalence import equivalent
+from intertwine.canonical.fingerprint import fingerprint
 from intertwine.commands import show
 from intertwine.commands.digits import EPOCHS, Digits, accuracy, digits, one_thread, predictions, train
 from intertwine.commands.inspect import write
@@ -43,6 +45,7 @@ class Story:
     changed: int  # predictions that differ after the move
     gap: float  # largest change of an output after the move, in float32
     images: int
+    marks: tuple[str, str, str]  # fingerprints of A, of A moved, and of B
 
     @property
     def rows(self) -> list[tuple[str, float]]:
@@ -59,7 +62,7 @@ def run(options: Namespace) -> int:
         TimeRemainingColumn(),
     )
     with one_thread(), Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("training two networks", total=EPOCHS * len(SEEDS) + 4)
+        task = progress.add_task("training two networks", total=EPOCHS * len(SEEDS) + 5)
 
         def advance(doing: str = "training two networks") -> None:
             progress.update(task, advance=1, description=doing)
@@ -84,6 +87,10 @@ def tell(data: Digits, advance: Callable[..., None], epochs: int = EPOCHS) -> St
     found = held.symmetry
     advance("moving a network")
     moved = found.act(found.random(seed=0), first)
+    advance("finding the way back")
+    back = equivalent(first, moved, symmetry=found)
+    returned = found.act(back, moved) if back is not None else moved
+    a, b, c = (fingerprint(m, symmetry=found) for m in (first, moved, second))
     advance("averaging")
     models = {
         "network A": first,
@@ -91,12 +98,14 @@ def tell(data: Digits, advance: Callable[..., None], epochs: int = EPOCHS) -> St
         "A moved by a random element": moved,
         "average of A and B": average(first, second),
         "average of A and A moved": average(first, moved),
+        "average of A and A moved, brought back": average(first, returned),
     }
     with torch.no_grad():
         gap = float((first(data.test_images) - moved(data.test_images)).abs().max())
     changed = int((predictions(first, data.test_images) != predictions(moved, data.test_images)).sum())
     accuracies = {name: accuracy(model, data) for name, model in models.items()}
-    return Story(first, found, held, accuracies, distance(first, moved), changed, gap, len(data.test_labels))
+    images = len(data.test_labels)
+    return Story(first, found, held, accuracies, distance(first, moved), changed, gap, images, (a, b, c))
 
 
 def average(a: nn.Module, b: nn.Module) -> nn.Module:
@@ -118,9 +127,9 @@ def distance(a: nn.Module, b: nn.Module) -> float:
     return float((flat(a) - flat(b)).norm() / flat(a).norm())
 
 
-def sentences(story: Story) -> tuple[str, str, str]:
-    """The move, the proof and the average, each in a sentence or two."""
-    a, b, moved, middle, self_middle = story.accuracies.values()
+def sentences(story: Story) -> tuple[str, str, str, str]:
+    """The move, the proof, the way back and the average, each in a sentence or two."""
+    a, b, moved, middle, self_middle, returned = story.accuracies.values()
     held = story.certificate
     move = (
         f"A random element of the symmetry moved the weights of A by {story.distance:.0%} of their length. "
@@ -131,17 +140,23 @@ def sentences(story: Story) -> tuple[str, str, str]:
         f"The symmetry {'holds' if held.ok else 'does not hold'}: under {held.trials} random elements, in float64, "
         f"the outputs change by {held.max_error:.1e} of their size."
     )
+    first, twin, other = (mark[:12] for mark in story.marks)
+    form = (
+        f"In canonical form A and its moved copy are one network: their fingerprints are {first} and {twin}, that of B is "
+        f"{other}. The element that was applied is found again from the weights alone, and after it is undone the average "
+        f"of A and its copy reaches {returned:.1%}."
+    )
     mean = (
         f"A and B are about equally good ({a:.1%} and {b:.1%}), yet the network half-way between their weights reaches "
         f"{middle:.1%}. The same happens between A and its own moved copy ({self_middle:.1%}), two networks that "
         "compute one function. What looks like distance between weights can be a difference in order, scale and sign "
         "alone; aligning two networks before averaging them takes that part away."
     )
-    return move, proof, mean
+    return move, proof, form, mean
 
 
 def _print(story: Story, out: Path, seconds: float) -> None:
-    move, _, mean = sentences(story)
+    move, _, form, mean = sentences(story)
     rows = Table(box=None, show_header=False, pad_edge=False)
     for name, value in story.rows:
         rows.add_row(name, Text(f"{value:.1%}", style="green" if value > 0.9 else "red"))
@@ -155,13 +170,13 @@ def _print(story: Story, out: Path, seconds: float) -> None:
     console = show.terminal()
     console.print(show.spaced(*parts))
     console.print(rows)
-    console.print(Text("\n".join(["", *wrap(mean, PROSE)])))
+    console.print(Text("\n".join(["", *wrap(mean, PROSE), "", *wrap(form, PROSE)])))
     console.print(Text(f"\nwrote {out / 'report.html'} and {out / 'symmetry.svg'} ({seconds:.0f} s)", style="bold"))
 
 
 def report(story: Story, drawing: str, seconds: float) -> str:
     """The page that `demo` writes."""
-    move, proof, mean = sentences(story)
+    move, proof, form, mean = sentences(story)
     networks = (
         "A and B are the same small convolutional network with BatchNorm, trained from two seeds on 1,437 of "
         "scikit-learn's 1,797 real handwritten digits and tested on the other 360. They learned the same task, but "
@@ -184,6 +199,7 @@ def report(story: Story, drawing: str, seconds: float) -> str:
             html.Chapter(
                 "Why it matters", html.bars("accuracy on the test images", story.rows, 0.9) + html.paragraph(mean)
             ),
+            html.Chapter("The same network, found again", html.paragraph(form)),
         ],
         f"Written by intertwine demo in {seconds:.0f} seconds. "
         "An average takes the mean of every parameter and of every running statistic.",
