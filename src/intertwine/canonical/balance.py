@@ -20,7 +20,7 @@ from intertwine.shapes import Float, Int
 from intertwine.symmetry.element import copies
 from intertwine.symmetry.layout import Leaf, base_dims, spread
 
-Unknown = Callable[[Leaf], Tensor]  # per index of the leaf's strand: whether its scale there is not known
+Free = Callable[[Leaf], Tensor]  # generators × indices of the leaf's strand: exponents of scales that are not known
 
 
 def tangled(pieces: Pieces, stuck: list[int]) -> list[int]:
@@ -36,7 +36,7 @@ def tangled(pieces: Pieces, stuck: list[int]) -> list[int]:
     return sorted(found)
 
 
-def balanced(pieces: Pieces, strands: list[int], unknown: Unknown) -> Mapping[int, Float[Tensor, "scales *copies n"]]:
+def balanced(pieces: Pieces, strands: list[int], free: Free) -> Mapping[int, Float[Tensor, "scales *copies n"]]:
     """Strand → the log-scales that bring the lengths in all blocks as near to one as they come."""
     start, total = {}, 0
     for s in strands:
@@ -44,7 +44,7 @@ def balanced(pieces: Pieces, strands: list[int], unknown: Unknown) -> Mapping[in
         total += pieces.strands[s].scales * int(np.prod([*copies(pieces.strands, s), pieces.strands[s].size]))
     rows, columns, values, goals, count = [], [], [], [], 0
     for block in pieces.blocks:
-        terms, goal = _equations(pieces, block, start, unknown)
+        terms, goal = _equations(pieces, block, start, free)
         for column, value in terms:
             there = value != 0
             rows.append(count + np.flatnonzero(there))
@@ -60,13 +60,11 @@ def balanced(pieces: Pieces, strands: list[int], unknown: Unknown) -> Mapping[in
 
 
 def _equations(
-    pieces: Pieces, block: Block, start: Mapping[int, int], unknown: Unknown
+    pieces: Pieces, block: Block, start: Mapping[int, int], free: Free
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
     """One equation per cell of a block: the exponents of the unknown scales there, and minus its log-length."""
     leaves = [(i, d.tree) for i, d in enumerate(block.dims) if isinstance(d.tree, Leaf)]
-    active = [
-        (i, leaf) for i, leaf in leaves if leaf.strand in start and any(leaf.powers) and bool(unknown(leaf).any())
-    ]
+    active = [(i, leaf) for i, leaf in leaves if leaf.strand in start and any(leaf.powers) and bool(free(leaf).any())]
     if not active:
         return [], np.zeros(0)
     kept = sorted({p for i, leaf in active for p in (*base_dims(block.dims, i, pieces.strands[leaf.strand].bases), i)})
@@ -76,11 +74,12 @@ def _equations(
     terms = []
     for i, leaf in active:
         places = [kept.index(p) for p in (*base_dims(block.dims, i, pieces.strands[leaf.strand].bases), i)]
-        free = unknown(leaf)
-        number: Int[Tensor, "*copies n"] = torch.arange(free.numel()).reshape(free.shape)
-        for k, power in enumerate(leaf.power):
-            column = spread(start[leaf.strand] + k * free.numel() + number, places, len(kept)).expand(length.shape)
-            value = spread(power * free.double(), places, len(kept)).expand(length.shape)
+        powers = free(leaf)
+        first = start[leaf.strand]
+        numbers: Int[Tensor, "scales *copies n"] = torch.arange(first, first + powers.numel()).reshape(powers.shape)
+        for number, power in zip(numbers, powers, strict=True):
+            column = spread(number, places, len(kept)).expand(length.shape)
+            value = spread(power, places, len(kept)).expand(length.shape)
             terms.append((column.flatten().numpy()[there], value.flatten().numpy()[there]))
     goal = -np.log(length.flatten().cpu().numpy()[there])
     return terms, goal

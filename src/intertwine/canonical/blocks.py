@@ -19,14 +19,34 @@ from intertwine.symmetry.element import Element, Strand
 from intertwine.symmetry.layout import Dim, Layout, Leaf, Plus, Times, act, base_dims
 from intertwine.symmetry.symmetry import Symmetry
 
+#: How far two numbers that scales have passed through may part by rounding, in units of the precision.
+ROUNDING = 16.0
+
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of one parameter. `dims` says for every dimension of `data` which strand it belongs to, if any."""
+    """A piece of one parameter. `dims` says for every dimension of `data` which strand it belongs to, if any.
+
+    `precision` is that of the parameter; `data` may be of a higher one.
+    """
 
     parameter: str
     data: Tensor
     dims: tuple[Dim, ...]
+    precision: float
+
+    @property
+    def scaled(self) -> bool:
+        """Whether scales act on it."""
+        return any(isinstance(dim.tree, Leaf) and any(dim.tree.powers) for dim in self.dims)
+
+    @property
+    def noise(self) -> float:
+        """How far an entry may be from that of another member of the orbit, relatively; 0: they agree to the last bit.
+
+        In half precision rounding is as large as the differences of units, so there it is not told from them.
+        """
+        return ROUNDING * self.precision if self.scaled and self.precision <= torch.finfo(torch.float32).eps else 0.0
 
     def places(self, strand: int) -> list[int]:
         """The dimensions that belong to a strand."""
@@ -93,14 +113,17 @@ def weights_of(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
     named = [*model.named_parameters(), *model.named_buffers()]
     found = {tied[name]: t.detach() for name, t in named if tied[name] in read}
     for name, tensor in found.items():
-        check_finite(name, tensor, name in symmetry.layouts)
+        check_finite(name, tensor, name in symmetry.layouts and _has_leaf(symmetry.layouts[name]))
     return found
 
 
 def check_finite(name: str, tensor: Tensor, moved: bool) -> None:
     """Weights that a normal form sorts must be numbers; constants that nothing moves (attention masks) may be −∞."""
-    if moved and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-        what = "NaN" if bool(tensor.isnan().any()) else "infinite values"
+    if not tensor.is_floating_point():
+        return
+    nan = bool(tensor.isnan().any())
+    if nan or (moved and not bool(tensor.isfinite().all())):
+        what = "NaN" if nan else "infinite values"
         raise InputError(
             f"{name!r} holds {what}, which have no order and no length, so this network has no canonical form. "
             "Repair or retrain the checkpoint first."
@@ -117,7 +140,8 @@ def pieces(symmetry: Symmetry, weights: Mapping[str, Tensor], *, copy: bool = Fa
     blocks: list[Block] = []
     for name, layout in symmetry.layouts.items():
         if name in weights and _has_leaf(layout):
-            blocks += _cut(name, _working(weights[name], layout, copy), layout)
+            precision = torch.finfo(weights[name].dtype).eps if weights[name].is_floating_point() else 0.0
+            blocks += _cut(name, _working(weights[name], layout, copy), layout, precision)
     sites = tuple(
         tuple(site for block in blocks for site in _sites(block, s, symmetry.strands))
         for s in range(len(symmetry.strands))
@@ -140,23 +164,24 @@ def _has_leaf(layout: Layout) -> bool:
     return any(walk(axis) for axis in layout.axes)
 
 
-def _cut(name: str, x: Tensor, layout: Layout) -> Iterator[Block]:
-    yield from _expose(name, x, [Dim(axis, i) for i, axis in enumerate(layout.axes)])
+def _cut(name: str, x: Tensor, layout: Layout, precision: float) -> Iterator[Block]:
+    for data, dims in _expose(x, [Dim(axis, i) for i, axis in enumerate(layout.axes)]):
+        yield Block(name, data, dims, precision)
 
 
-def _expose(name: str, x: Tensor, dims: list[Dim]) -> Iterator[Block]:
+def _expose(x: Tensor, dims: list[Dim]) -> Iterator[tuple[Tensor, tuple[Dim, ...]]]:
     for i, dim in enumerate(dims):
         if isinstance(dim.tree, Times):
             inner = [Dim(part, dim.axis) for part in dim.tree.parts]
             x = x.unflatten(i, [p.tree.size for p in inner])
-            yield from _expose(name, x, [*dims[:i], *inner, *dims[i + 1 :]])
+            yield from _expose(x, [*dims[:i], *inner, *dims[i + 1 :]])
             return
         if isinstance(dim.tree, Plus):
             for part, block in zip(dim.tree.parts, x.split([p.size for p in dim.tree.parts], i), strict=True):
-                yield from _expose(name, block, [*dims[:i], Dim(part, dim.axis), *dims[i + 1 :]])
+                yield from _expose(block, [*dims[:i], Dim(part, dim.axis), *dims[i + 1 :]])
             return
-    if any(isinstance(dim.tree, Leaf) for dim in dims):
-        yield Block(name, x, tuple(dims))
+    if x.numel() and any(isinstance(dim.tree, Leaf) for dim in dims):
+        yield x, tuple(dims)
 
 
 def _sites(block: Block, strand: int, strands: tuple[Strand, ...]) -> Iterator[Site]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from intertwine.canonical.blocks import Pieces, moved, pieces, weights_of
+from intertwine.canonical.blocks import ROUNDING, Pieces, moved, pieces, weights_of
 from intertwine.canonical.gauge import ScaleGauge
 from intertwine.canonical.nodesort import NodeSort, printed_permutations
 from intertwine.canonical.ordering import Ordering
@@ -98,10 +98,13 @@ def canonical_element(
     scales = ScaleGauge(cut).run()
     ordering = sort(cut, order, base)
     element = _ordered_element(symmetry, scales, ordering)
+    doubts = []
     if ordering.choices and not _same_from_elsewhere(symmetry, weights, element, order, base):
-        doubt = "some units look the same from all sides and yet cannot be exchanged, so their order is arbitrary"
-        return element, (doubt,)
-    return element, ()
+        doubts.append("some units look the same from all sides but cannot be exchanged, so their order is arbitrary")
+    coarse = [b.parameter for b in cut.blocks if b.scaled and b.precision > torch.finfo(torch.float32).eps]
+    if coarse:
+        doubts.append(f"scales act on {coarse[0]!r} in half precision, where rounding may change the order of units")
+    return element, tuple(doubts)
 
 
 def sort(cut: Pieces, order: str, base: float) -> Ordering:
@@ -135,6 +138,7 @@ def _same_from_elsewhere(
 ) -> bool:
     """Whether the form is also reached from the form itself with all units shuffled: a choice made no difference."""
     form = moved(symmetry, element, weights)
+    scaled = any(s.scales for s in symmetry.strands)
     for seed in range(2):
         shuffled = symmetry.random(seed)
         order_of = {i: m.permutation for i, m in shuffled.moves.items() if m.permutation is not None}
@@ -142,9 +146,15 @@ def _same_from_elsewhere(
         start = moved(symmetry, shuffle, form)
         cut = pieces(symmetry, start, copy=True)
         again = moved(symmetry, _ordered_element(symmetry, {}, sort(cut, order, base)), start)
-        if not all(torch.equal(form[name], again[name]) for name in symmetry.layouts if name in form):
+        if not all(_same(form[name], again[name], scaled) for name in symmetry.layouts if name in form):
             return False
     return True
+
+
+def _same(x: Tensor, y: Tensor, scaled: bool) -> bool:
+    """Whether two tensors agree, up to rounding where there are scales."""
+    noise = ROUNDING * torch.finfo(x.dtype).eps if scaled and x.is_floating_point() else 0.0
+    return torch.allclose(x, y, rtol=noise, atol=0.0)
 
 
 def _check(symmetry: Symmetry, order: str, base: float) -> None:

@@ -23,8 +23,9 @@ def fingerprint(
 
     Where only permutations and signs act, canonical forms agree to the last bit and every bit enters. Where scales act,
     the last digits are rounding noise; what enters then is the sign of every weight, in canonical order, and the
-    length of every tensor to `precision`. Two networks of one orbit in single precision get different fingerprints
-    with a chance of about 1e-7 / precision per tensor; `intertwine.equivalent` has the last word.
+    length of every tensor and its cosine with a fixed one, to `precision`. Two networks of one orbit in single
+    precision get different fingerprints with a chance of about 2e-7 / precision per tensor; two others that differ by
+    less than `precision` may share one. `intertwine.equivalent` has the last word.
 
     Args:
         model: any network. *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`.

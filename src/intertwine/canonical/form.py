@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import floor, log
+from math import floor, log, sqrt
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from intertwine.canonical.ranks import sign_bytes
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.layout import Layout, Leaf, Plus, Times
 from intertwine.symmetry.symmetry import Symmetry
+
+#: Steps of a fingerprint are at least this many units of the precision wide.
+COARSEST = 64.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +49,7 @@ class Form:
             x, layout = self.tensors[name], self.symmetry.layouts.get(name)
             digest.update(f"{name} {tuple(x.shape)}".encode())
             if layout is not None and _is_scaled(layout) and x.is_floating_point():
-                digest.update(_coarse(x + layout.shift, precision))
+                digest.update(_coarse(x.double() + layout.shift, max(precision, COARSEST * torch.finfo(x.dtype).eps)))
             else:  # adding zero makes the two zeros one
                 digest.update((x + 0).contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:32]
@@ -68,10 +71,17 @@ def _is_scaled(layout: Layout) -> bool:
 
 
 def _coarse(x: Tensor, precision: float) -> bytes:
-    """The sign of every entry, and the length in steps of the precision."""
+    """The sign of every entry, the length, and the cosine with a fixed vector, both in steps of the precision.
+
+    A length hardly changes with one entry of many, and not at all where it was made one; a cosine does.
+    """
     length = _length(x)
-    step = floor(log(length) / precision + 0.5) if length else "zero"
-    return str(step).encode() + sign_bytes(x).cpu().numpy().tobytes()
+    if length == 0:
+        return b"zero"
+    fixed = torch.arange(1, x.numel() + 1, dtype=torch.float64).cos() * sqrt(2)
+    cosine = float(fixed @ x.flatten().double().cpu()) / length
+    steps = f"{floor(log(length) / precision + 0.5)} {floor(cosine / precision + 0.5)} "
+    return steps.encode() + sign_bytes(x).cpu().numpy().tobytes()
 
 
 def _length(x: Tensor) -> float:

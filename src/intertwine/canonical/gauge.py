@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 
 from intertwine.canonical.balance import balanced, tangled
-from intertwine.canonical.blocks import Pieces, Site
+from intertwine.canonical.blocks import ROUNDING, Pieces, Site
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.layout import base_dims, spread
-
-#: Lengths this near to one (in units of the precision) are left alone, so that a normal form is its own normal form.
-LEAVE_ALONE = 4.0
 
 Direction = tuple[float, ...]
 
@@ -49,11 +46,11 @@ class ScaleGauge:
         if not stuck:
             return False
         together = tangled(self.pieces, stuck)
-        found = balanced(self.pieces, together, lambda leaf: ~self.fixed[leaf.strand].knows(leaf.power))
+        found = balanced(self.pieces, together, lambda leaf: self.fixed[leaf.strand].free(leaf.power))
         for s, step in found.items():
             for direction in self.fixed[s].directions:
                 self.fixed[s].learn(direction, ~self.fixed[s].knows(direction))
-            self._apply(s, torch.where(step.abs() > LEAVE_ALONE * _precision(self.pieces), step, 0.0))
+            self._apply(s, torch.where(step.abs() > ROUNDING * _precision(self.pieces), step, 0.0))
         return True
 
     def _scaled(self, s: int) -> list[Site]:
@@ -62,6 +59,8 @@ class ScaleGauge:
     def _visit(self, s: int) -> bool:
         """Fix what can be fixed of one strand; whether anything was."""
         fixed = self.fixed[s]
+        if bool(fixed.everywhere.all()):
+            return False
         found: dict[Direction, Tensor] = {}
         before = fixed.pattern.clone()
         for site in self._scaled(s):
@@ -75,7 +74,7 @@ class ScaleGauge:
             accepted = wanted & (length > 0)
             if bool(accepted.any()):
                 fixed.learn(direction, accepted)
-                snap = LEAVE_ALONE * torch.finfo(site.block.data.dtype).eps
+                snap = ROUNDING * site.block.precision  # so that a normal form is its own normal form
                 goal = -torch.where(accepted, length, 1.0).log()
                 found[direction] = found.get(direction, torch.zeros(())) + torch.where(goal.abs() > snap, goal, 0.0)
         if found:
@@ -148,9 +147,12 @@ class Fixed:
         """Which directions are combinations of some of them."""
         if self.modulus:
             return torch.from_numpy(_reduced(self.matrix.astype(np.int64) % 2, chosen)).logical_not().all(1)
-        basis = np.linalg.qr(self.matrix[list(chosen)].T)[0]
-        left = self.matrix - self.matrix @ basis @ basis.T
-        return torch.from_numpy(np.abs(left).max(1) < 1e-9)
+        return torch.from_numpy(~_perpendicular(self.matrix, self.matrix[list(chosen)]).any(-1))
+
+    def free(self, direction: Direction) -> Float[Tensor, "generators *copies n"]:
+        """Per index: the part of a direction along which scales may still change without touching what is known."""
+        parts = np.stack([_perpendicular(np.array(direction), self.matrix[list(chosen)]) for chosen in self.sets])
+        return torch.from_numpy(parts)[self.pattern].movedim(-1, 0)
 
     def solve(self, goals: Mapping[Direction, Tensor]) -> Float[Tensor, "generators *copies n"]:
         """A step that reaches the new goals and keeps what was known before."""
@@ -190,8 +192,15 @@ def _reduced(rows: np.ndarray, chosen: tuple[int, ...], keep: bool = False, widt
     return basis if keep else work
 
 
+def _perpendicular(vectors: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """What is left of vectors without their parts along independent known ones; zero where nothing is."""
+    basis = np.linalg.qr(known.T)[0]
+    left = vectors - vectors @ basis @ basis.T
+    return np.where(np.abs(left).max(-1, keepdims=True) < 1e-9, 0.0, left)
+
+
 def _precision(pieces: Pieces) -> float:
-    return max(torch.finfo(block.data.dtype).eps for block in pieces.blocks)
+    return max(block.precision for block in pieces.blocks)
 
 
 def _all(pieces: Pieces) -> range:
@@ -206,6 +215,11 @@ def multiply(site: Site, factor: Float[Tensor, "*copies n"]) -> None:
     """Multiply the slices of a site, in place."""
     factor = factor.to(site.block.data.device, site.block.data.dtype)
     site.rows.mul_(factor.reshape(*factor.shape, *[1] * len(site.rest)))
+
+
+def hidden(site: Site, alive: Tensor) -> Tensor:
+    """Per index: whether the rows of a site hold anything else than those in which unknown units are zero."""
+    return (site.rows != alive).reshape(*alive.shape[: len(site.front)], -1).any(-1).cpu()
 
 
 def along(values: Tensor, pieces: Pieces, site: Site, d: int) -> Tensor:

@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site, pieces
-from intertwine.canonical.gauge import Direction, Fixed, ScaleGauge, along, multiply
+from intertwine.canonical.gauge import Direction, Fixed, ScaleGauge, along, hidden, multiply
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.element import Element, copies
 from intertwine.symmetry.layout import Leaf, spread
@@ -70,12 +70,21 @@ class _Matching:
                 self._force()
         while sum(self._read_signs(s) for s in self.fixed):
             pass
-        for s, fixed in self.fixed.items():  # signs that only each other can tell: the first unit keeps its own
-            for direction in fixed.directions:
-                if not bool(fixed.knows(direction).any()):
-                    fixed.learn(direction, torch.arange(self.strands[s].size).expand(fixed.pattern.shape) == 0)
-                    while sum(self._read_signs(q) for q in self.fixed):
-                        pass
+        while self._keep_a_sign():
+            while sum(self._read_signs(s) for s in self.fixed):
+                pass
+
+    def _keep_a_sign(self) -> bool:
+        """Of the units whose signs only each other can tell, the first one keeps its own."""
+        for s, fixed in self.fixed.items():
+            for site in self.a.sites[s]:
+                if not self._signed(site.leaf):
+                    there = ~fixed.knows(site.leaf.flip) & hidden(site, self._alive(site))
+                    if bool(there.any()):
+                        first = there.flatten().cumsum(0).reshape(there.shape) == 1
+                        fixed.learn(site.leaf.flip, there & first)
+                        return True
+        return False
 
     def _waiting(self) -> list[int]:
         return [
@@ -170,8 +179,9 @@ class _Matching:
             direction, wanted = x.leaf.flip, ~fixed.knows(x.leaf.flip)
             cosine = _cosine(self._alive(x), self._alive(y), len(x.front))
             accepted = wanted & (cosine.abs() > LEAST_COSINE)
-            fixed.learn(direction, accepted)
-            goals[direction] = goals.get(direction, torch.zeros(())) + (accepted & (cosine < 0)).to(torch.float64)
+            if bool(accepted.any()):
+                fixed.learn(direction, accepted)
+                goals[direction] = goals.get(direction, torch.zeros(())) + (accepted & (cosine < 0)).to(torch.float64)
         if torch.equal(before, fixed.pattern):
             return False
         signs = 1 - 2 * fixed.solve(goals).remainder(2).round()

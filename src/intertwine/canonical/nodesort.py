@@ -13,7 +13,7 @@ from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site
 from intertwine.canonical.ordering import Ordering
-from intertwine.canonical.ranks import refine, value_bytes
+from intertwine.canonical.ranks import refine, value_codes
 from intertwine.errors import InputError
 from intertwine.shapes import Float, Int
 
@@ -34,8 +34,9 @@ class NodeSort(Ordering):
             if not known or ("keys", s, -1) in self.used:
                 continue
             self.used.add(("keys", s, -1))  # one key per strand, as in the thesis
-            key = inner_product(self._ordered_rows(known[0]), self.base)
-            if self._update(s, refine(self.ranks[s], value_bytes(key.unsqueeze(-1)))):
+            rows = self._ordered_rows(known[0])
+            key, size = (inner_product(x, self.base).unsqueeze(-1) for x in (rows, rows.abs()))
+            if self._update(s, refine(self.ranks[s], value_codes(key, known[0].block.noise, size))):
                 return True
         return super()._by_signs()
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site
-from intertwine.canonical.gauge import Direction, Fixed, along, multiply
-from intertwine.canonical.ranks import order_of, refine, sign_bytes, tied, unresolved, value_bytes
+from intertwine.canonical.gauge import Direction, Fixed, along, hidden, multiply
+from intertwine.canonical.ranks import order_of, refine, sign_bytes, tied, unresolved, value_bytes, value_codes
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.layout import Leaf, base_dims, spread
 
@@ -79,7 +79,8 @@ class Ordering:
         for s in self._open():
             for site in self.pieces.sites[s]:
                 if not self.resolved[s] and not (self.known(s, site) and self._signed(site.leaf)):
-                    done |= self._update(s, refine(self.ranks[s], value_bytes(self._sorted_rows(site))))
+                    codes = value_codes(self._sorted_rows(site), site.block.noise)
+                    done |= self._update(s, refine(self.ranks[s], codes))
         return done
 
     def _by_choice(self) -> bool:
@@ -97,11 +98,29 @@ class Ordering:
             chosen = cell & (cell.cumsum(-1) == 1)
             self.choices += 1
             return self._update(s, torch.where(cell & ~chosen, rank + 1, rank))
-        for s, direction in self._waiting():  # signs readable only through each other: the first unit keeps its own
-            self.choices += 1
-            self.fixed[s].learn(direction, self.ranks[s] == 0)
-            return True
+        return self._keep_a_sign()
+
+    def _keep_a_sign(self) -> bool:
+        """Of the units whose signs can be read only through each other, the first one keeps its own."""
+        for s, fixed in self.fixed.items():
+            for site in self.pieces.sites[s]:
+                if not self._complete(site.leaf):
+                    there = ~fixed.knows(site.leaf.flip) & hidden(site, self._alive(site, own=False))
+                    if bool(there.any()):
+                        place = self._places(s)
+                        self.choices += 1
+                        fixed.learn(site.leaf.flip, place == place[there].min())
+                        return True
         return False
+
+    def _places(self, s: int) -> Int[Tensor, "*copies n"]:
+        """The canonical position of every index of a strand, over all of its copies."""
+        strands, place = self.pieces.strands, torch.zeros((), dtype=torch.int64)
+        along_axes = (*strands[s].bases, s)
+        for q in along_axes:
+            axes = [along_axes.index(b) for b in (*strands[q].bases, q)]
+            place = place * strands[q].size + spread(self.ranks[q], axes, len(along_axes))
+        return place
 
     def _waiting(self) -> list[tuple[int, Direction]]:
         """Signs that are not known at every index and not excused."""
@@ -140,7 +159,7 @@ class Ordering:
                 continue
             self.used.add((stage, s, i))
             for rows in self._chunks(site, self._alive(site, own=True), SIGNS_COMPARED if stage == "signs" else None):
-                code = sign_bytes(rows.cpu()) if stage == "signs" else value_bytes(rows)
+                code = sign_bytes(rows.cpu()) if stage == "signs" else value_codes(rows, site.block.noise)
                 done |= self._update(s, refine(self.ranks[s], code))
                 if self.resolved[s]:
                     return True
@@ -229,7 +248,7 @@ class Ordering:
         same = self.ranks[s]
         for site in sites:
             rows = site.rows.reshape(*site.rows.shape[: len(site.front)], -1)
-            same = refine(same, value_bytes(rows))
+            same = refine(same, value_codes(rows, site.block.noise))
         fine = refine(same, value_bytes(torch.arange(n, dtype=torch.float64).expand(same.shape).unsqueeze(-1)))
         # a cell whose units are all the same is put in any order; a mixed one is left for a choice
         mixed = same != self.ranks[s]
@@ -241,7 +260,7 @@ class Ordering:
 
     def _read_signs(self, s: int) -> bool:
         """Fix the signs of a strand as far as they can be read; whether any was."""
-        if s not in self.fixed:
+        if s not in self.fixed or bool(self.fixed[s].everywhere.all()):
             return False
         fixed = self.fixed[s]
         goals: dict[Direction, Tensor] = {}
@@ -253,10 +272,10 @@ class Ordering:
                 continue
             sign = self._first_sign(site)
             accepted = ~fixed.knows(site.leaf.flip) & (sign != 0)
-            fixed.learn(site.leaf.flip, accepted)
-            goals[site.leaf.flip] = goals.get(site.leaf.flip, torch.zeros(())) + (accepted & (sign < 0)).to(
-                torch.float64
-            )
+            if bool(accepted.any()):
+                fixed.learn(site.leaf.flip, accepted)
+                negative = (accepted & (sign < 0)).to(torch.float64)
+                goals[site.leaf.flip] = goals.get(site.leaf.flip, torch.zeros(())) + negative
         if torch.equal(before, fixed.pattern):
             return False
         self._apply_signs(s, 1 - 2 * fixed.solve(goals).remainder(2).round())

@@ -2,7 +2,8 @@
 
 Ranks are whole numbers per index; equal ranks are indices not yet told apart. Rows are compared as a dictionary orders
 words, first by the signs of their entries and then by the values: a positive scale never changes a sign, so rounding
-cannot change the order of two units unless all of their signs agree.
+cannot change the order of two units unless all of their signs agree. Values that scales have passed through are
+compared up to rounding, so that units with equal weights are told apart by other weights and not by their last digits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from intertwine.shapes import Int
+from intertwine.shapes import Float, Int
 
 
 def unresolved(rank: Int[Tensor, "*copies n"]) -> bool:
@@ -71,6 +72,25 @@ def value_bytes(x: Tensor) -> Tensor:
     top = np.array(1, f"u{width}") << np.array(8 * width - 1, f"u{width}")
     keys = np.where(bits < 0, ~bits.view(f"u{width}"), bits.view(f"u{width}") | top).astype(f">u{width}")
     return torch.from_numpy(keys.view(np.uint8).reshape(*values.shape[:-1], -1))
+
+
+def value_codes(
+    x: Float[Tensor, "*copies n entries"], noise: float, size: Float[Tensor, "*copies n entries"] | None = None
+) -> Tensor:
+    """Numbers of units as bytes that compare as the numbers do; what differs by rounding only is one.
+
+    Args:
+        x: entry by entry, the numbers of all units are compared with each other.
+        noise: the relative size of rounding; with 0 every bit counts. size: what it is relative to; `x` by default.
+    """
+    if noise == 0.0:
+        return value_bytes(x)
+    values, order = x.double().cpu().sort(dim=-2)
+    large = values.abs() if size is None else size.double().cpu().gather(-2, order)
+    apart = values.diff(dim=-2) > noise * torch.maximum(large[..., 1:, :], large[..., :-1, :])
+    first = torch.zeros_like(values[..., :1, :])
+    number = torch.cat([first, apart.cumsum(-2).to(values.dtype)], -2)  # how many gaps lie below
+    return value_bytes(torch.zeros_like(number).scatter(-2, order, number).float())
 
 
 def order_of(rank: Int[Tensor, "*copies n"]) -> Int[Tensor, "*copies n"]:

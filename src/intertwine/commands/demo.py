@@ -142,9 +142,9 @@ def sentences(story: Story) -> tuple[str, str, str, str]:
     )
     first, twin, other = (mark[:12] for mark in story.marks)
     form = (
-        f"In canonical form A and its moved copy are one network: their fingerprints are {first} and {twin}, that of B is "
-        f"{other}. The element that was applied is found again from the weights alone, and after it is undone the average "
-        f"of A and its copy reaches {returned:.1%}."
+        f"In canonical form A and its moved copy are one network: their fingerprints are {first} and {twin}, that of B "
+        f"is {other}. The element that was applied is found again from the weights alone, and after it is undone the "
+        f"average of A and its copy reaches {returned:.1%}."
     )
     mean = (
         f"A and B are about equally good ({a:.1%} and {b:.1%}), yet the network half-way between their weights reaches "
