@@ -195,8 +195,8 @@ def run_planted(workers: int, only: list[str], results: dict[str, Any], out: Pat
     """Every model of the catalogue, in processes; results are kept one by one."""
     from catalogue import entries
 
-    done = {} if again else {(r["source"], r["name"]): r for r in results.get("planted", [])}
-    todo = [(e.source, e.name) for e in entries() if (e.source, e.name) not in done]
+    done = {(r["source"], r["name"]): r for r in results.get("planted", [])}
+    todo = [(e.source, e.name) for e in entries() if again or (e.source, e.name) not in done]
     todo = [t for t in todo if not only or any(o in t[1] for o in only)]
     light, heavy = [t for t in todo if t[1] not in HEAVY], [t for t in todo if t[1] in HEAVY]
     for names, count in ((light, workers), (heavy, max(1, workers // 4))):

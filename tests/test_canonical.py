@@ -27,11 +27,10 @@ def with_symmetry(kind: str, dtype: torch.dtype = torch.float64) -> tuple[Symmet
 # -- every kind of network ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_form_per_orbit(kind: str, dtype: torch.dtype) -> None:
-    sym, model, inputs = with_symmetry(kind, dtype)
-    for order in ("lexicographic", "nodesort"):
+def test_one_form_per_orbit(kind: str) -> None:
+    for dtype, order in ((torch.float32, "lexicographic"), (torch.float64, "nodesort")):
+        sym, model, inputs = with_symmetry(kind, dtype)
         check_canonical(sym, model, *inputs, order=order)
 
 
@@ -44,7 +43,7 @@ def check_random_network(seed: int, dtype: torch.dtype) -> None:
         check_canonical(sym, model, x, order=order)
 
 
-@pytest.mark.parametrize("seed", [22, 50, 92, 558, *range(1000, 1016)])
+@pytest.mark.parametrize("seed", [22, 50, 92, 558, *range(1000, 1009)])
 def test_random_networks(seed: int) -> None:
     check_random_network(seed, torch.float64)
 
@@ -217,7 +216,7 @@ def symmetry_of_mlp(activation: str, widths: tuple[int, ...]) -> Symmetry:
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_duplicates_and_dead_units(activation: str, odd: str) -> None:
-    for widths, dtype in itertools.product([(3, 6, 5, 2), (1, 6, 1)], [torch.float64, torch.float32]):
+    for widths, dtype in (((3, 6, 5, 2), torch.float64), ((1, 6, 1), torch.float32)):
         torch.manual_seed(3)
         net = mlp(ACTIVATIONS[activation], widths).to(dtype)
         with torch.no_grad():

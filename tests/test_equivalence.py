@@ -13,6 +13,8 @@ from orbits import ACTIVATIONS, KINDS, check_equivalent, distance, made, mlp, no
 from torch import Tensor, nn
 
 import intertwine as it
+from intertwine.canonical.blocks import weights_of
+from intertwine.canonical.matching import match
 from intertwine.symmetry.symmetry import Symmetry
 
 
@@ -45,7 +47,32 @@ def test_noise(kind: str) -> None:
     assert distance(sym, model, sym.act(element, much)) < 1e-2
 
 
-@pytest.mark.parametrize("seed", range(1100, 1106))
+@pytest.mark.parametrize("kind", KINDS)
+def test_units_are_paired_by_distance(kind: str) -> None:
+    """Without any help from canonical forms."""
+    sym, model, _ = found(kind)
+    slightly = noisy(sym.act(sym.random(3), model), 1e-6)
+    element = match(sym, weights_of(sym, model), weights_of(sym, slightly))
+    assert distance(sym, model, sym.act(element, slightly)) < 3e-6
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_noise_that_changes_the_order(activation: str) -> None:
+    """Two units with the same incoming weights: noise sorts them as it likes."""
+    sym, model, _ = found(f"MLP with {activation}")
+    twice = edited(model, a__weight=lambda w: w[[0, 0, 2, 3, 4]], a__bias=lambda w: w[[0, 0, 2, 3, 4]])
+    order_changed = False
+    for seed in range(4):
+        slightly = noisy(sym.act(sym.random(seed), twice), 1e-6, seed)
+        forms = [it.canonicalize(m, symmetry=sym).model for m in (twice, slightly)]
+        order_changed |= distance(sym, *forms) > 1e-3
+        element = it.equivalent(twice, slightly, symmetry=sym)
+        assert element is not None
+        assert distance(sym, twice, sym.act(element, slightly)) < 3e-6
+    assert order_changed, "the test is not what it is there for"
+
+
+@pytest.mark.parametrize("seed", range(1100, 1104))
 def test_random_networks(seed: int) -> None:
     model, x = build(random_network(seed))
     check_equivalent(it.symmetry(model, x), model)
@@ -92,6 +119,27 @@ def test_sparse_weights(kind: str) -> None:
         },
     )
     check_equivalent(sym, sparse)
+    for seed in range(4):
+        moved = sym.act(sym.random(seed), sparse)
+        element = match(sym, weights_of(sym, sparse), weights_of(sym, moved))
+        assert distance(sym, sparse, sym.act(element, moved)) < 1e-6
+
+
+def test_signs_that_only_each_other_can_tell() -> None:
+    """A unit that nothing reaches feeds one that nothing reads: the sign of the weight between them is both theirs."""
+    torch.manual_seed(0)
+    net = mlp(torch.tanh, bias=False).double()
+    with torch.no_grad():
+        net.a.weight[0] = net.b.weight[0] = net.b.weight[:, 0] = net.c.weight[:, 0] = 0.0
+        net.b.weight[0, 0] = 0.7
+    sym = it.symmetry(net, torch.zeros(1, 3, dtype=torch.float64))
+    check_equivalent(sym, net)
+    for seed in range(4):
+        moved = sym.act(sym.random(seed), net)
+        element = match(sym, weights_of(sym, net), weights_of(sym, moved))
+        assert distance(sym, net, sym.act(element, moved)) == 0
+        forms = [it.canonicalize(m, symmetry=sym).model for m in (net, moved)]
+        assert distance(sym, *forms) == 0
 
 
 # -- elsewhere ---------------------------------------------------------------------------------------------------------
@@ -114,6 +162,22 @@ def test_one_changed_weight(kind: str) -> None:
 def _one_changed(w: Tensor) -> Tensor:
     w.view(-1)[-1] += 0.5
     return w
+
+
+def test_one_changed_weight_of_many() -> None:
+    """The sign and the length stay, the direction does not."""
+    torch.manual_seed(0)
+    net = mlp(F.relu, (8, 32, 32, 8))
+    sym = it.symmetry(net, torch.zeros(1, 8))
+    for k in range(8):
+
+        def doubled(w: Tensor, k: int = k) -> Tensor:
+            w[k, w[k].abs().argmax()] *= 2
+            return w
+
+        other = edited(net, b__weight=doubled)
+        assert it.fingerprint(other, symmetry=sym) != it.fingerprint(net, symmetry=sym)
+        assert it.equivalent(net, other, symmetry=sym) is None
 
 
 @pytest.mark.parametrize("kind", ["MLP with tanh", "MLP with ReLU", "attention", "two scales and eps"])

@@ -217,6 +217,12 @@ def multiply(site: Site, factor: Float[Tensor, "*copies n"]) -> None:
     site.rows.mul_(factor.reshape(*factor.shape, *[1] * len(site.rest)))
 
 
+def untouched_first(pieces: Pieces, fixed: Mapping[int, Fixed]) -> list[tuple[int, Site]]:
+    """Where signs are not known: strands first of which no unit is known, for one of each tells the others."""
+    every = [(s, site) for s in fixed for site in pieces.sites[s] if not fixed[s].complete(site.leaf.flip)]
+    return sorted(every, key=lambda x: bool(fixed[x[0]].knows(x[1].leaf.flip).any()))
+
+
 def hidden(site: Site, alive: Tensor) -> Tensor:
     """Per index: whether the rows of a site hold anything else than those in which unknown units are zero."""
     return (site.rows != alive).reshape(*alive.shape[: len(site.front)], -1).any(-1).cpu()

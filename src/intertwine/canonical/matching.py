@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site, pieces
-from intertwine.canonical.gauge import Direction, Fixed, ScaleGauge, along, hidden, multiply
+from intertwine.canonical.gauge import Direction, Fixed, ScaleGauge, along, hidden, multiply, untouched_first
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.element import Element, copies
 from intertwine.symmetry.layout import Leaf, spread
@@ -76,14 +76,12 @@ class _Matching:
 
     def _keep_a_sign(self) -> bool:
         """Of the units whose signs only each other can tell, the first one keeps its own."""
-        for s, fixed in self.fixed.items():
-            for site in self.a.sites[s]:
-                if not self._signed(site.leaf):
-                    there = ~fixed.knows(site.leaf.flip) & hidden(site, self._alive(site))
-                    if bool(there.any()):
-                        first = there.flatten().cumsum(0).reshape(there.shape) == 1
-                        fixed.learn(site.leaf.flip, there & first)
-                        return True
+        for s, site in untouched_first(self.a, self.fixed):
+            there = ~self.fixed[s].knows(site.leaf.flip) & hidden(site, self._alive(site))
+            if bool(there.any()):
+                first = there.flatten().cumsum(0).reshape(there.shape) == 1
+                self.fixed[s].learn(site.leaf.flip, there & first)
+                return True
         return False
 
     def _waiting(self) -> list[int]:

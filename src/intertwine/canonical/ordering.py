@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site
-from intertwine.canonical.gauge import Direction, Fixed, along, hidden, multiply
+from intertwine.canonical.gauge import Direction, Fixed, along, hidden, multiply, untouched_first
 from intertwine.canonical.ranks import order_of, refine, sign_bytes, tied, unresolved, value_bytes, value_codes
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.layout import Leaf, base_dims, spread
@@ -102,15 +102,13 @@ class Ordering:
 
     def _keep_a_sign(self) -> bool:
         """Of the units whose signs can be read only through each other, the first one keeps its own."""
-        for s, fixed in self.fixed.items():
-            for site in self.pieces.sites[s]:
-                if not self._complete(site.leaf):
-                    there = ~fixed.knows(site.leaf.flip) & hidden(site, self._alive(site, own=False))
-                    if bool(there.any()):
-                        place = self._places(s)
-                        self.choices += 1
-                        fixed.learn(site.leaf.flip, place == place[there].min())
-                        return True
+        for s, site in untouched_first(self.pieces, self.fixed):
+            there = ~self.fixed[s].knows(site.leaf.flip) & hidden(site, self._alive(site, own=False))
+            if bool(there.any()):
+                place = self._places(s)
+                self.choices += 1
+                self.fixed[s].learn(site.leaf.flip, place == place[there].min())
+                return True
         return False
 
     def _places(self, s: int) -> Int[Tensor, "*copies n"]:
