@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from math import floor, log, sqrt
 
 import torch
@@ -20,6 +20,7 @@ from intertwine.symmetry.symmetry import Symmetry
 
 #: Steps of a fingerprint are at least this many units of the precision wide.
 COARSEST = 64.0
+KEPT = 65536  # entries of the fixed vector that are kept for the next fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +79,19 @@ def _coarse(x: Tensor, precision: float) -> bytes:
     length = _length(x)
     if length == 0:
         return b"zero"
-    fixed = torch.arange(1, x.numel() + 1, dtype=torch.float64).cos() * sqrt(2)
-    cosine = float(fixed @ x.flatten().double().cpu()) / length
+    cosine = float(_wave(x.numel()) @ x.flatten().double().cpu()) / length
     steps = f"{floor(log(length) / precision + 0.5)} {floor(cosine / precision + 0.5)} "
     return steps.encode() + sign_bytes(x).cpu().numpy().tobytes()
+
+
+def _wave(n: int) -> Tensor:
+    """A fixed vector with entries of size one, on average."""
+    return _longest_wave()[:n] if n <= KEPT else torch.arange(1, n + 1, dtype=torch.float64).cos() * sqrt(2)
+
+
+@cache
+def _longest_wave() -> Tensor:
+    return torch.arange(1, KEPT + 1, dtype=torch.float64).cos() * sqrt(2)
 
 
 def _length(x: Tensor) -> float:

@@ -8,18 +8,15 @@ there (a dead unit) waits for another block. `Fixed`, the book of what is known,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from intertwine.canonical.balance import balanced, tangled
 from intertwine.canonical.blocks import ROUNDING, Pieces, Site
-from intertwine.shapes import Float, Int
+from intertwine.canonical.directions import Direction
+from intertwine.canonical.fixed import Fixed
+from intertwine.shapes import Float
 from intertwine.symmetry.layout import base_dims, spread
-
-Direction = tuple[float, ...]
 
 
 class ScaleGauge:
@@ -106,99 +103,6 @@ class ScaleGauge:
                 multiply(site, exponent.exp())
 
 
-class Fixed:
-    """Which directions of a strand's scales (or, modulo 2, of its signs) are known at every index of it."""
-
-    def __init__(self, pieces: Pieces, s: int, directions: Sequence[Direction], modulus: int = 0) -> None:
-        found = list(dict.fromkeys(d for d in directions if any(d)))
-        strand = pieces.strands[s]
-        self.directions = {d: i for i, d in enumerate(found)}
-        self.modulus = modulus
-        self.generators = strand.signs if modulus else strand.scales
-        self.matrix = np.array(found, dtype=np.float64).reshape(len(found), self.generators)
-        self.sets: list[tuple[int, ...]] = [()]  # the sets of independent directions met so far
-        self.known = torch.zeros(1, len(found), dtype=torch.bool)  # which directions follow from each set
-        self.everywhere = self.known[0]  # and which are known at every index
-        self.pattern: Int[Tensor, "*copies n"] = torch.zeros(*_copies(pieces, s), strand.size, dtype=torch.int64)
-
-    def knows(self, direction: Direction) -> Tensor:
-        """Per index: whether a direction follows from those learnt."""
-        if not any(direction):
-            return torch.ones_like(self.pattern, dtype=torch.bool)
-        return self.known[:, self.directions[direction]][self.pattern]
-
-    def complete(self, direction: Direction) -> bool:
-        """Whether a direction is known at every index."""
-        return not any(direction) or bool(self.everywhere[self.directions[direction]])
-
-    def learn(self, direction: Direction, where: Tensor) -> None:
-        """Add a direction, independent of those known there, at some indices."""
-        pattern = self.pattern.clone()
-        for old in self.pattern[where].unique().tolist():
-            larger = (*self.sets[old], self.directions[direction])
-            if larger not in self.sets:
-                self.sets.append(larger)
-                self.known = torch.cat([self.known, self._spanned(larger)[None]])
-            pattern[where & (self.pattern == old)] = self.sets.index(larger)
-        self.pattern = pattern
-        self.everywhere = self.known[pattern.unique()].all(0)
-
-    def _spanned(self, chosen: tuple[int, ...]) -> Tensor:
-        """Which directions are combinations of some of them."""
-        if self.modulus:
-            return torch.from_numpy(_reduced(self.matrix.astype(np.int64) % 2, chosen)).logical_not().all(1)
-        return torch.from_numpy(~_perpendicular(self.matrix, self.matrix[list(chosen)]).any(-1))
-
-    def free(self, direction: Direction) -> Float[Tensor, "generators *copies n"]:
-        """Per index: the part of a direction along which scales may still change without touching what is known."""
-        parts = np.stack([_perpendicular(np.array(direction), self.matrix[list(chosen)]) for chosen in self.sets])
-        return torch.from_numpy(parts)[self.pattern].movedim(-1, 0)
-
-    def solve(self, goals: Mapping[Direction, Tensor]) -> Float[Tensor, "generators *copies n"]:
-        """A step that reaches the new goals and keeps what was known before."""
-        step = torch.zeros(self.generators, *self.pattern.shape, dtype=torch.float64)
-        found = {self.directions[d]: goal for d, goal in goals.items()}
-        for p in self.pattern.unique().tolist():
-            chosen, at = self.sets[p], self.pattern == p
-            if any(d in found for d in chosen):
-                goal = torch.stack([found[d][at] if d in found else torch.zeros(int(at.sum())) for d in chosen])
-                step[:, at] = torch.from_numpy(self._right_inverse(chosen)) @ goal.to(torch.float64)
-        return step
-
-    def _right_inverse(self, chosen: tuple[int, ...]) -> np.ndarray:
-        """R with rows @ R = 1 (modulo 2 for signs), for independent rows."""
-        rows = self.matrix[list(chosen)]
-        if not self.modulus:
-            return np.linalg.pinv(rows)
-        count, width = rows.shape
-        work = np.concatenate([rows.astype(np.int64) % 2, np.eye(count, dtype=np.int64)], 1)
-        work = _reduced(work, tuple(range(count)), keep=True, width=width)
-        result = np.zeros((width, count))
-        for row in work:  # the pivot of each row stands alone in its column
-            result[int(row[:width].argmax())] = row[width:]
-        return result
-
-
-def _reduced(rows: np.ndarray, chosen: tuple[int, ...], keep: bool = False, width: int | None = None) -> np.ndarray:
-    """Rows modulo 2 with the pivots of the chosen rows cleared from all others (and from each other with `keep`)."""
-    work = rows.copy()
-    basis = rows[list(chosen)].copy()
-    for i in range(len(basis)):
-        pivot = int(basis[i, :width].argmax())
-        clear = basis[:, pivot].astype(bool)
-        clear[i] = False
-        basis[clear] ^= basis[i]
-        work[work[:, pivot].astype(bool)] ^= basis[i]
-    return basis if keep else work
-
-
-def _perpendicular(vectors: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """What is left of vectors without their parts along independent known ones; zero where nothing is."""
-    basis = np.linalg.qr(known.T)[0]
-    left = vectors - vectors @ basis @ basis.T
-    return np.where(np.abs(left).max(-1, keepdims=True) < 1e-9, 0.0, left)
-
-
 def _precision(pieces: Pieces) -> float:
     return max(block.precision for block in pieces.blocks)
 
@@ -215,12 +119,6 @@ def multiply(site: Site, factor: Float[Tensor, "*copies n"]) -> None:
     """Multiply the slices of a site, in place."""
     factor = factor.to(site.block.data.device, site.block.data.dtype)
     site.rows.mul_(factor.reshape(*factor.shape, *[1] * len(site.rest)))
-
-
-def untouched_first(pieces: Pieces, fixed: Mapping[int, Fixed]) -> list[tuple[int, Site]]:
-    """Where signs are not known: strands first of which no unit is known, for one of each tells the others."""
-    every = [(s, site) for s in fixed for site in pieces.sites[s] if not fixed[s].complete(site.leaf.flip)]
-    return sorted(every, key=lambda x: bool(fixed[x[0]].knows(x[1].leaf.flip).any()))
 
 
 def hidden(site: Site, alive: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site, pieces
-from intertwine.canonical.gauge import Direction, Fixed, ScaleGauge, along, hidden, multiply, untouched_first
+from intertwine.canonical.directions import Direction
+from intertwine.canonical.fixed import Fixed, untouched_first
+from intertwine.canonical.gauge import ScaleGauge, along, hidden, multiply
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.element import Element, copies
 from intertwine.symmetry.layout import Leaf, spread

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from intertwine.canonical.blocks import Pieces, Site
-from intertwine.canonical.gauge import Direction, Fixed, along, hidden, multiply, untouched_first
+from intertwine.canonical.directions import Direction
+from intertwine.canonical.fixed import Fixed, untouched_first
+from intertwine.canonical.gauge import along, hidden, multiply
 from intertwine.canonical.ranks import order_of, refine, sign_bytes, tied, unresolved, value_bytes, value_codes
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.layout import Leaf, base_dims, spread
