@@ -106,14 +106,12 @@ def weights_of(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
     """The tensors of a model that its function reads, by their first names; refuses what is not a finite number."""
     symmetry._check_model(model)
     tied = tied_names(model)
-    program = symmetry._discovery.graph.program
-    # weights that nothing reads have no part in this
-    names = {name for call in program.calls for name in call.reads} | {out.name for out in program.outputs}
-    read = {s.target for s in program.sources if s.target is not None and s.name in names}
+    read = symmetry._discovery.graph.program.read_weights  # those that nothing reads have no part in this
+    moving = {name for name, layout in symmetry.layouts.items() if any(True for _ in layout.leaves())}
     named = [*model.named_parameters(), *model.named_buffers()]
     found = {tied[name]: t.detach() for name, t in named if tied[name] in read}
     for name, tensor in found.items():
-        check_finite(name, tensor, name in symmetry.layouts and _has_leaf(symmetry.layouts[name]))
+        check_finite(name, tensor, name in moving)
     return found
 
 
@@ -139,7 +137,7 @@ def pieces(symmetry: Symmetry, weights: Mapping[str, Tensor], *, copy: bool = Fa
     """Cut weights into blocks; with `copy` the blocks may be written to."""
     blocks: list[Block] = []
     for name, layout in symmetry.layouts.items():
-        if name in weights and _has_leaf(layout):
+        if name in weights:
             precision = torch.finfo(weights[name].dtype).eps if weights[name].is_floating_point() else 0.0
             blocks += _cut(name, _working(weights[name], layout, copy), layout, precision)
     sites = tuple(
@@ -155,13 +153,6 @@ def _working(tensor: Tensor, layout: Layout, copy: bool) -> Tensor:
     if layout.shift:
         return x + layout.shift
     return x.clone(memory_format=torch.contiguous_format) if copy and x is tensor else x.contiguous()
-
-
-def _has_leaf(layout: Layout) -> bool:
-    def walk(tree: object) -> bool:
-        return isinstance(tree, Leaf) or (isinstance(tree, (Times, Plus)) and any(walk(p) for p in tree.parts))
-
-    return any(walk(axis) for axis in layout.axes)
 
 
 def _cut(name: str, x: Tensor, layout: Layout, precision: float) -> Iterator[Block]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from intertwine.canonical.equivalence import FAR, difference, equivalent_forms
+from intertwine.canonical.equivalence import difference, equivalent_forms
 from intertwine.canonical.form import Form
 from intertwine.symmetry.element import Element
 
@@ -48,8 +48,6 @@ def families(forms: Iterable[tuple[str, Form]], tol: float = 1e-6) -> tuple[Fami
     for name, form in forms:
         mark = form.fingerprint()
         for i, (_, first, first_mark) in enumerate(firsts):
-            if mark != first_mark and not _near(first, form, tol):
-                continue
             element = equivalent_forms(first, form, tol)
             if element is not None:
                 copies[i].append(_member(name, first, form, element, mark == first_mark))
@@ -58,10 +56,6 @@ def families(forms: Iterable[tuple[str, Form]], tol: float = 1e-6) -> tuple[Fami
             firsts.append((name, form, mark))
             copies.append([])
     return tuple(Family(n, mark, tuple(c)) for (n, _, mark), c in zip(firsts, copies, strict=True))
-
-
-def _near(a: Form, b: Form, tol: float) -> bool:
-    return bool(((a.lengths - b.lengths).abs() <= FAR * tol * (a.lengths + b.lengths)).all())
 
 
 def _member(name: str, first: Form, form: Form, element: Element, same_mark: bool) -> Member:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from math import floor, log, sqrt
+from math import cos, log, sqrt
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from torch import Tensor
 from intertwine.canonical.blocks import moved
 from intertwine.canonical.canonicalize import canonical_element
 from intertwine.canonical.ranks import sign_bytes
+from intertwine.shapes import Float
 from intertwine.symmetry.element import Element
-from intertwine.symmetry.layout import Layout, Leaf, Plus, Times
 from intertwine.symmetry.symmetry import Symmetry
 
 #: Steps of a fingerprint are at least this many units of the precision wide.
@@ -46,13 +46,18 @@ class Form:
     def fingerprint(self, precision: float = 0.01) -> str:
         """See `intertwine.fingerprint`."""
         digest = hashlib.sha256(f"{self.symmetry.signature} {precision}".encode())
-        for name in sorted(self.tensors):
+        total = torch.zeros(2, dtype=torch.float64)
+        for i, name in enumerate(sorted(self.tensors)):
             x, layout = self.tensors[name], self.symmetry.layouts.get(name)
             digest.update(f"{name} {tuple(x.shape)}".encode())
-            if layout is not None and _is_scaled(layout) and x.is_floating_point():
-                digest.update(_coarse(x.double() + layout.shift, max(precision, COARSEST * torch.finfo(x.dtype).eps)))
+            if layout is not None and x.is_floating_point() and any(any(leaf.powers) for leaf in layout.leaves()):
+                precision = max(precision, COARSEST * torch.finfo(x.dtype).eps)
+                digest.update(sign_bytes(x + layout.shift).cpu().numpy().tobytes())
+                total += (1 + cos(i) / 2) * _summary(x.double() + layout.shift)
             else:  # adding zero makes the two zeros one
                 digest.update((x + 0).contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        # rounded once: every number that is rounded by itself is one more that may lie at an edge
+        digest.update(str((total / precision + 0.5).floor().to(torch.int64).tolist()).encode())
         return digest.hexdigest()[:32]
 
 
@@ -62,26 +67,16 @@ def make_form(symmetry: Symmetry, weights: Mapping[str, Tensor]) -> Form:
     return Form(symmetry, weights, element, doubts)
 
 
-def _is_scaled(layout: Layout) -> bool:
-    def walk(tree: object) -> bool:
-        if isinstance(tree, Leaf):
-            return any(tree.powers)
-        return isinstance(tree, (Times, Plus)) and any(walk(p) for p in tree.parts)
-
-    return any(walk(axis) for axis in layout.axes)
-
-
-def _coarse(x: Tensor, precision: float) -> bytes:
-    """The sign of every entry, the length, and the cosine with a fixed vector, both in steps of the precision.
+def _summary(x: Tensor) -> Float[Tensor, 2]:
+    """The logarithm of the length, and the cosine with a fixed vector.
 
     A length hardly changes with one entry of many, and not at all where it was made one; a cosine does.
     """
     length = _length(x)
     if length == 0:
-        return b"zero"
-    cosine = float(_wave(x.numel()) @ x.flatten().double().cpu()) / length
-    steps = f"{floor(log(length) / precision + 0.5)} {floor(cosine / precision + 0.5)} "
-    return steps.encode() + sign_bytes(x).cpu().numpy().tobytes()
+        return torch.zeros(2, dtype=torch.float64)
+    cosine = float(_wave(x.numel()) @ x.flatten().cpu()) / length
+    return torch.tensor([log(length), cosine], dtype=torch.float64)
 
 
 def _wave(n: int) -> Tensor:

@@ -16,6 +16,7 @@ from intertwine.canonical.blocks import ROUNDING, Pieces, Site
 from intertwine.canonical.directions import Direction
 from intertwine.canonical.fixed import Fixed
 from intertwine.shapes import Float
+from intertwine.symmetry.element import copies
 from intertwine.symmetry.layout import base_dims, spread
 
 
@@ -24,9 +25,9 @@ class ScaleGauge:
 
     def __init__(self, pieces: Pieces) -> None:
         self.pieces = pieces
-        self.fixed = [Fixed(pieces, s, [x.leaf.power for x in pieces.sites[s]]) for s in _all(pieces)]
+        self.fixed = [Fixed(pieces, s, [x.leaf.power for x in pieces.sites[s]]) for s in range(len(pieces.strands))]
         self.logs = {
-            s: torch.zeros(strand.scales, *_copies(pieces, s), strand.size, dtype=torch.float64)
+            s: torch.zeros(strand.scales, *copies(pieces.strands, s), strand.size, dtype=torch.float64)
             for s, strand in enumerate(pieces.strands)
             if strand.scales
         }
@@ -105,14 +106,6 @@ class ScaleGauge:
 
 def _precision(pieces: Pieces) -> float:
     return max(block.precision for block in pieces.blocks)
-
-
-def _all(pieces: Pieces) -> range:
-    return range(len(pieces.strands))
-
-
-def _copies(pieces: Pieces, s: int) -> tuple[int, ...]:
-    return tuple(pieces.strands[b].size for b in pieces.strands[s].bases)
 
 
 def multiply(site: Site, factor: Float[Tensor, "*copies n"]) -> None:

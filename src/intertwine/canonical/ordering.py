@@ -20,6 +20,7 @@ from intertwine.canonical.fixed import Fixed, untouched_first
 from intertwine.canonical.gauge import along, hidden, multiply
 from intertwine.canonical.ranks import order_of, refine, sign_bytes, tied, unresolved, value_bytes, value_codes
 from intertwine.shapes import Float, Int
+from intertwine.symmetry.element import copies
 from intertwine.symmetry.layout import Leaf, base_dims, spread
 
 #: How many entries of a row are compared by sign before values are looked at.
@@ -32,16 +33,14 @@ class Ordering:
     def __init__(self, pieces: Pieces) -> None:
         self.pieces = pieces
         strands = pieces.strands
-        copies = [tuple(strands[b].size for b in s.bases) for s in strands]
+        shapes = [(*copies(strands, i), s.size) for i, s in enumerate(strands)]
         self.ranks: list[Int[Tensor, "*copies n"]] = [
-            torch.zeros(*c, s.size, dtype=torch.int64)
-            if s.permutes
-            else torch.arange(s.size).expand(*c, s.size).clone()
-            for s, c in zip(strands, copies, strict=True)
+            torch.zeros(shape, dtype=torch.int64) if s.permutes else torch.arange(s.size).expand(shape).clone()
+            for s, shape in zip(strands, shapes, strict=True)
         ]
         self.signs: dict[int, Float[Tensor, "signs *copies n"]] = {
-            i: torch.ones(s.signs, *c, s.size, dtype=torch.float64)
-            for i, (s, c) in enumerate(zip(strands, copies, strict=True))
+            i: torch.ones(s.signs, *shape, dtype=torch.float64)
+            for i, (s, shape) in enumerate(zip(strands, shapes, strict=True))
             if s.signs
         }
         self.resolved = [not unresolved(rank) for rank in self.ranks]

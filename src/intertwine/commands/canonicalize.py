@@ -55,7 +55,10 @@ def run(options: Namespace) -> int:
 
 def _canonicalize(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
     canon = canonicalize(loaded.model, order=options.order, base=options.base, symmetry=found)
-    mark = make_form(found, weights_of(found, loaded.model)).fingerprint()
+    weights = weights_of(found, loaded.model)
+    lexicographic = options.order == "lexicographic"  # the order of fingerprints
+    form = Form(found, weights, canon.element, canon.doubts) if lexicographic else make_form(found, weights)
+    mark = form.fingerprint()
     if options.out:
         _save(canon.model, options.out)
     if options.element:

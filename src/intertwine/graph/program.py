@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -78,6 +79,12 @@ class Program:
 
     def __len__(self) -> int:
         return len(self.calls)
+
+    @cached_property
+    def read_weights(self) -> frozenset[str]:
+        """First names of the parameters and buffers that some call reads, or that are returned."""
+        names = {name for call in self.calls for name in call.reads} | {out.name for out in self.outputs}
+        return frozenset(s.target for s in self.sources if s.target is not None and s.name in names)
 
     def written_sources(self) -> frozenset[str]:
         """Names of the sources that some call writes to in place, directly or through a view."""

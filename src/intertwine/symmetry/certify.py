@@ -20,7 +20,7 @@ from intertwine.graph.program import Ref
 from intertwine.symmetry.certificate import TOLERANCE, Broken, Certificate
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.exact import float64_forward, generic_copy, to_float64
-from intertwine.symmetry.layout import Layout, Leaf, Plus, Times, Tree, act
+from intertwine.symmetry.layout import act
 from intertwine.symmetry.runner import ProgramRunner, largest
 from intertwine.symmetry.symmetry import Symmetry
 
@@ -159,19 +159,10 @@ def _walk(
             layout = discovery.layout(value)
             # what cancels to rounding noise is judged by the size of what went into it, and noise stays noise later on
             error = relative_error(act(layout, a, g), b, least=max(1e-4 * around, 1e-6 * reaches[call.name]))
-            for strand in _strands(layout):
+            for strand in {leaf.strand for leaf in layout.leaves()}:
                 if names[strand] in errors:
                     errors[names[strand]] = max(errors[names[strand]], error)
             if error > tolerance:
-                wires = tuple(names[s] for s in sorted(_strands(layout)))
+                wires = tuple(names[s] for s in sorted({leaf.strand for leaf in layout.leaves()}))
                 return errors, (call.name, Broken(call.op, call.place, wires, error))
     return errors, None
-
-
-def _strands(layout: Layout) -> set[int]:
-    def walk(tree: Tree) -> set[int]:
-        if isinstance(tree, Leaf):
-            return {tree.strand}
-        return set().union(*(walk(p) for p in tree.parts)) if isinstance(tree, (Times, Plus)) else set()
-
-    return set().union(*(walk(a) for a in layout.axes))

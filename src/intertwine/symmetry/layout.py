@@ -7,7 +7,7 @@ one gather, one scaling or one small matrix product per leaf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -81,6 +81,19 @@ class Layout:
     def shape(self) -> tuple[int, ...]:
         return tuple(a.size for a in self.axes)
 
+    def leaves(self) -> Iterator[Leaf]:
+        """Every occurrence of a strand; none where nothing moves the tensor."""
+        return (leaf for axis in self.axes for leaf in leaves(axis))
+
+
+def leaves(tree: Tree) -> Iterator[Leaf]:
+    """The occurrences of strands in one axis."""
+    if isinstance(tree, Leaf):
+        yield tree
+    elif isinstance(tree, (Times, Plus)):
+        for part in tree.parts:
+            yield from leaves(part)
+
 
 @dataclass(frozen=True)
 class Dim:
@@ -104,7 +117,7 @@ def act(layout: Layout, x: Tensor, actor: Actor, degree: int = 1) -> Tensor:
 
     `degree` 1 moves a parameter or a feature, −1 a gradient (contragredient), −2 a squared gradient.
     """
-    if not any(_moves(axis) for axis in layout.axes):
+    if not any(True for _ in layout.leaves()):
         return x
     dims = [Dim(axis, i) for i, axis in enumerate(layout.axes)]
     moved = _act(x, dims, actor, degree)
@@ -112,10 +125,6 @@ def act(layout: Layout, x: Tensor, actor: Actor, degree: int = 1) -> Tensor:
         return moved
     # (v + eps)·f − eps, written so that f = 1 changes no bit
     return moved + layout.shift * (_act(torch.ones_like(x), dims, actor, degree) - 1)
-
-
-def _moves(tree: Tree) -> bool:
-    return isinstance(tree, Leaf) or (isinstance(tree, (Times, Plus)) and any(_moves(p) for p in tree.parts))
 
 
 def _act(x: Tensor, dims: list[Dim], actor: Actor, degree: int) -> Tensor:
@@ -130,9 +139,9 @@ def _act(x: Tensor, dims: list[Dim], actor: Actor, degree: int) -> Tensor:
             blocks = x.split(sizes, i)
             parts = [[*dims[:i], Dim(p, dim.axis), *dims[i + 1 :]] for p in dim.tree.parts]
             return torch.cat([_act(b, d, actor, degree) for b, d in zip(blocks, parts, strict=True)], i)
-    leaves = [i for i, dim in enumerate(dims) if isinstance(dim.tree, Leaf)]
+    exposed = [i for i, dim in enumerate(dims) if isinstance(dim.tree, Leaf)]
     # a fibre is read in the coordinates its base still has, so fibres go before their bases
-    for i in sorted(leaves, key=lambda i: -actor.depth(dims[i].tree.strand)):  # type: ignore[union-attr]
+    for i in sorted(exposed, key=lambda i: -actor.depth(dims[i].tree.strand)):  # type: ignore[union-attr]
         x = actor.act_on_leaf(x, i, dims, degree)
     return x
 

@@ -18,7 +18,7 @@ from intertwine.graph.tape import Joined, Permuted, Value
 from intertwine.symmetry.certificate import TOLERANCE, Certificate
 from intertwine.symmetry.discover import Discovery, discover
 from intertwine.symmetry.element import Element, Strand, identity_move, random_move
-from intertwine.symmetry.layout import Layout, Leaf, Plus, Still, Times, Tree, act
+from intertwine.symmetry.layout import Layout, Leaf, Plus, Still, Times, Tree, act, leaves
 from intertwine.symmetry.wire import Frozen, Wire
 
 #: Spread of random log-scales: near 1, so that float64 certificates stay far below 1e-9.
@@ -210,7 +210,7 @@ class Symmetry:
         if not value.lazy:
             layout = self._discovery.layout(value)
             if x.ndim != value.ndim or any(
-                _movable(a) and a.size != n for a, n in zip(layout.axes, x.shape, strict=True)
+                _moves(a) and a.size != n for a, n in zip(layout.axes, x.shape, strict=True)
             ):
                 raise unlike
             return act(_resized(layout, x.shape), x, g)
@@ -379,10 +379,6 @@ def unit_element(sym: Symmetry, model: nn.Module, names: tuple[str, ...]) -> Ele
     return replace(sym.identity(), moves=moves)
 
 
-def _movable(tree: Tree) -> bool:
-    return isinstance(tree, Leaf) or (isinstance(tree, (Times, Plus)) and any(_movable(p) for p in tree.parts))
-
-
 def _covered(tree: Tree, sym: Symmetry) -> int:
     """How many positions of an axis some wire moves."""
     if isinstance(tree, Leaf):
@@ -398,6 +394,13 @@ def _covered(tree: Tree, sym: Symmetry) -> int:
     return 0
 
 
+def _moves(tree: Tree) -> bool:
+    return any(True for _ in leaves(tree))
+
+
 def _resized(layout: Layout, shape: tuple[int, ...]) -> Layout:
     """The layout with its motionless axes at the sizes of a given tensor (another batch, another image size)."""
-    return replace(layout, axes=tuple(a if _movable(a) else Still(n) for a, n in zip(layout.axes, shape, strict=True)))
+    return replace(
+        layout,
+        axes=tuple(a if _moves(a) else Still(n) for a, n in zip(layout.axes, shape, strict=True)),
+    )

@@ -14,7 +14,7 @@ from intertwine.graph.capture import tied_names
 from intertwine.symmetry.certify import relative_error
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.exact import float64_forward, generic_copy, to_float64
-from intertwine.symmetry.layout import Layout, Leaf, Plus, Times, Tree
+from intertwine.symmetry.layout import Layout
 from intertwine.symmetry.symmetry import Symmetry
 
 
@@ -68,13 +68,7 @@ class Subject:
 
 def strands_of(layout: Layout) -> set[int]:
     """The strands that stand in a layout."""
-
-    def walk(tree: Tree) -> set[int]:
-        if isinstance(tree, Leaf):
-            return {tree.strand}
-        return set().union(*(walk(p) for p in tree.parts)) if isinstance(tree, (Times, Plus)) else set()
-
-    return set().union(*(walk(axis) for axis in layout.axes))
+    return {leaf.strand for leaf in layout.leaves()}
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
