@@ -153,5 +153,6 @@ def outputs(model: nn.Module, *args: Any, **kwargs: Any) -> list[Tensor]:
 
 def gap(a: nn.Module, b: nn.Module, *args: Any, **kwargs: Any) -> float:
     """Largest difference between the outputs of two models, relative to their largest entry."""
-    pairs = list(zip(outputs(a, *args, **kwargs), outputs(b, *args, **kwargs), strict=True))
+    inputs = copy.deepcopy(args)  # a forward may write into its inputs
+    pairs = list(zip(outputs(a, *args, **kwargs), outputs(b, *inputs, **kwargs), strict=True))
     return max(float((x - y).abs().max() / x.abs().max()) for x, y in pairs)

@@ -15,21 +15,21 @@ from intertwine.symmetry.symmetry import symmetry as find_symmetry
 def fingerprint(
     model: nn.Module,
     *example_args: Any,
-    precision: float = 0.01,
+    precision: float = 1e-3,
     symmetry: Symmetry | None = None,
     **example_kwargs: Any,
 ) -> str:
     """A hash of the canonical form: equal for two networks of one orbit, different for other networks.
 
     Where only permutations and signs act, canonical forms agree to the last bit and every bit enters. Where scales act,
-    the last digits are rounding noise; what enters then is the sign of every weight, in canonical order, and the
-    length of every tensor and its cosine with a fixed one, to `precision`. Two networks of one orbit in single
-    precision get different fingerprints with a chance of about 2e-7 / precision per tensor; two others that differ by
-    less than `precision` may share one. `intertwine.equivalent` has the last word.
+    the last digits are rounding noise; what enters then is the sign of every weight, in canonical order, and two sums
+    over all tensors, to `precision`: of the logarithms of their lengths, and of their cosines with a fixed tensor. Two
+    networks of one orbit in single precision get different fingerprints with a chance of about 1e-6 / precision; two
+    others that differ by less than `precision` may share one. `intertwine.equivalent` has the last word.
 
     Args:
         model: any network. *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`.
-        precision: relative precision of the lengths. symmetry: the model's symmetry where it is already known.
+        precision: the step to which the two sums are rounded. symmetry: the model's symmetry where it is already known.
 
     Example:
         >>> import torch, intertwine
