@@ -15,7 +15,7 @@ PACKAGE = "intertwine"
 FLOORS = (
     {"errors", "shapes"},
     {"graph"},
-    {"symmetry"},
+    {"checkpoint", "symmetry"},
     {"canonical", "features"},
     {"align", "connect", "measure", "stitch", "fold", "inspect"},
     {"zoo", "models"},

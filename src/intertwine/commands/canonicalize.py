@@ -21,11 +21,11 @@ from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.canonicalize import Canonical, canonicalize
 from intertwine.canonical.families import Family, families
 from intertwine.canonical.form import Form, make_form
+from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.commands import show
 from intertwine.errors import InputError, IntertwineError
 from intertwine.graph.capture import tied_names
 from intertwine.models import Loaded, load
-from intertwine.models.checkpoint import fill, read_checkpoint
 from intertwine.symmetry.certificate import Certificate
 from intertwine.symmetry.symmetry import Symmetry, symmetry
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.errors import InputError
-from intertwine.models.checkpoint import fill, read_checkpoint
 from intertwine.models.inputs import Example, make_inputs
 from intertwine.models.sources import SOURCES
 from intertwine.models.user_file import from_file
