@@ -11,7 +11,8 @@ from importlib.metadata import version
 from intertwine.errors import IntertwineError
 
 MODEL = (
-    "path/to/file.py:factory, timm:NAME, torchvision:NAME, or hf:CONFIG (a transformers model type or a config.json)"
+    "path/to/file.py:factory, timm:NAME, torchvision:NAME, hf:CONFIG (a transformers model type or a config.json), or "
+    "zoo:NAME (such as zoo:myrtle)"
 )
 #: Packages that commands need beyond the core, and the extra of intertwine that installs each.
 EXTRAS = {"rich": "cli", "sklearn": "data"}
@@ -40,8 +41,8 @@ def add_model(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="an example input such as 1x3x224x224, int:1x16 for integer ids, NAME=SHAPE by keyword; repeat it for "
-        "several inputs. Found automatically for timm, torchvision and hf, and through a function example_inputs() "
-        "in your file",
+        "several inputs. Found automatically for timm, torchvision, hf and zoo, and through a function "
+        "example_inputs() in your file",
     )
 
 

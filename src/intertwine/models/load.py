@@ -50,9 +50,9 @@ def load(name: str, weights: str | Path | None = None, inputs: Sequence[str] = (
     """Find, build and fill a model.
 
     Args:
-        name: `path/to/file.py:factory`, `timm:NAME`, `torchvision:NAME` or `hf:CONFIG` (a transformers model type, or
-            the path of a config.json). Nothing is downloaded: without a checkpoint the weights are random, and the
-            same at every call.
+        name: `path/to/file.py:factory`, `timm:NAME`, `torchvision:NAME`, `hf:CONFIG` (a transformers model type, or
+            the path of a config.json) or `zoo:NAME` (see `intertwine.zoo.architectures`). Nothing is downloaded:
+            without a checkpoint the weights are random, and the same at every call.
         weights: a checkpoint, as safetensors or as a `torch.save` file that holds tensors and nothing else.
         inputs: example inputs such as `1x3x224x224`, `int:1x16` or `input_ids=int:1x16`. Left empty, they are found:
             from the library the model comes from, or from a function `example_inputs()` in the user's file.

@@ -11,6 +11,7 @@ from torch import nn
 from intertwine.models.huggingface import from_transformers
 from intertwine.models.inputs import Example
 from intertwine.models.library import import_library, unknown
+from intertwine.zoo.architectures.registry import architecture
 
 
 def from_timm(name: str) -> tuple[nn.Module, Example | None]:
@@ -39,9 +40,16 @@ def from_torchvision(name: str) -> tuple[nn.Module, Example | None]:
     return model, ((torch.randn(1, 3, side, side),), {})
 
 
+def from_zoo(name: str) -> tuple[nn.Module, Example | None]:
+    """A network of intertwine's own zoo by its name, as it stands without options, and one input of its size."""
+    entry = architecture(name)
+    return entry.factory(), ((entry.example(),), {})
+
+
 #: Prefix of a model's name → the function that builds it.
 SOURCES: dict[str, Callable[[str], tuple[nn.Module, Example | None]]] = {
     "timm": from_timm,
     "torchvision": from_torchvision,
     "hf": from_transformers,
+    "zoo": from_zoo,
 }

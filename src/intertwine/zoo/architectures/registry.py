@@ -1,0 +1,145 @@
+"""The architectures by name: what each is, which options it takes and which inputs it reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intertwine.errors import InputError
+from intertwine.zoo.architectures.activations import maker
+from intertwine.zoo.architectures.cct import cct
+from intertwine.zoo.architectures.gpt import CONTEXT, VOCAB, gpt
+from intertwine.zoo.architectures.lenet import lenet
+from intertwine.zoo.architectures.mlp import mlp
+from intertwine.zoo.architectures.myrtle import myrtle
+from intertwine.zoo.architectures.resnet import PLANS, resnet
+from intertwine.zoo.architectures.tiny10 import tiny10
+from intertwine.zoo.architectures.vgg import STAGES, vgg
+from intertwine.zoo.architectures.vit import vit
+
+CIFAR = (3, 32, 32)
+MNIST = (1, 28, 28)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One entry of the zoo. `input_shape` is that of one example as the network stands, without options."""
+
+    name: str
+    factory: Callable[..., nn.Module]
+    input_shape: tuple[int, ...]
+    about: str
+    vocabulary: int | None = None  # where the inputs are ids: they run below it
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The keywords that `build` takes for this network."""
+        fixed = self.factory.keywords if isinstance(self.factory, partial) else {}
+        names = [name for name in inspect.signature(self.factory).parameters if name not in fixed]
+        return tuple(names + ["slope"] * ("activation" in names))
+
+    def example(self, batch: int = 1) -> Tensor:
+        """A random batch of inputs of the right shape.
+
+        >>> architecture("myrtle").example(2).shape
+        torch.Size([2, 3, 32, 32])
+        """
+        shape = (batch, *self.input_shape)
+        return torch.randn(shape) if self.vocabulary is None else torch.randint(0, self.vocabulary, shape)
+
+
+def _entries() -> list[Architecture]:
+    deep = sorted(PLANS, key=lambda depth: (len(PLANS[depth][2]), depth))
+    return [
+        Architecture("mlp", mlp, MNIST, "multilayer perceptron 784-512-10; any widths"),
+        Architecture("lenet", lenet, MNIST, "LeNet-5 with ReLUs (LeCun et al. 1998), as in Zhou et al. 2023"),
+        Architecture("myrtle", myrtle, CIFAR, "Myrtle CNN (Page 2018), as in Godfrey et al. 2022"),
+        Architecture("tiny10", tiny10, CIFAR, "Tiny-10 of Csiszárik et al. 2021"),
+        *(Architecture(f"resnet{d}", partial(resnet, depth=d), CIFAR, _about_resnet(d)) for d in deep),
+        *(Architecture(f"vgg{d}", partial(vgg, depth=d), CIFAR, _about_vgg(d)) for d in STAGES),
+        *(
+            Architecture(f"vgg{d}_bn", partial(vgg, depth=d, norm=True), CIFAR, f"{_about_vgg(d)}, with BatchNorm")
+            for d in STAGES
+        ),
+        Architecture("cct", cct, CIFAR, "compact convolutional transformer CCT-6/3×1 (Hassani et al. 2021)"),
+        Architecture("vit", vit, CIFAR, "small vision transformer (Dosovitskiy et al. 2021), patches of 4"),
+        Architecture("gpt", gpt, (CONTEXT,), "small GPT-style language model (Radford et al. 2019)", VOCAB),
+    ]
+
+
+def _about_resnet(depth: int) -> str:
+    _, base, counts, usual = PLANS[depth]
+    widths = "-".join(str(base * 2**i) for i in range(len(counts)))
+    return f"ResNet-{depth} for CIFAR (He et al. 2016), stages {widths}, shortcut {usual}"
+
+
+def _about_vgg(depth: int) -> str:
+    return f"VGG-{depth} for CIFAR (Simonyan and Zisserman 2015)"
+
+
+_ALL = {entry.name: entry for entry in _entries()}
+
+
+def architectures() -> tuple[str, ...]:
+    """The names that `build` knows.
+
+    >>> "resnet20" in architectures()
+    True
+    """
+    return tuple(_ALL)
+
+
+def architecture(name: str) -> Architecture:
+    """The entry of that name: what it is, its options and its inputs.
+
+    >>> architecture("tiny10").options
+    ('width', 'in_channels', 'classes', 'activation', 'slope')
+    """
+    if name not in _ALL:
+        near = get_close_matches(name, _ALL, n=4, cutoff=0.5)
+        meant = f"Did you mean {', '.join(near)}? " if near else ""
+        raise InputError(
+            f"The zoo network {name!r} was asked for, but there is none of that name. {meant}The names are "
+            f"{', '.join(_ALL)}."
+        )
+    return _ALL[name]
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    """A new network with random weights, in training mode.
+
+    Args:
+        name: one of `architectures()`.
+        options: of that network, see `architecture(name).options`. Networks with an activation also take `slope`, the
+            negative slope of `activation="leaky_relu"`.
+
+    Raises:
+        InputError: no network has that name, or it has no such option, or the option has no such value.
+
+    >>> sum(p.numel() for p in build("mlp", widths=(784, 512, 10)).parameters())
+    407050
+    >>> build("mlp", widths=(4, 3, 2), activation="leaky_relu", slope=0.1)[2]
+    LeakyReLU(negative_slope=0.1)
+    """
+    entry = architecture(name)
+    foreign = [option for option in options if option not in entry.options]
+    if foreign:
+        raise InputError(
+            f"{name} was asked for with the option {', '.join(foreign)}, which it does not have. Its options are "
+            f"{', '.join(entry.options)}."
+        )
+    slope = options.pop("slope", None)
+    if slope is not None:
+        options["activation"] = maker(options.get("activation", _default_activation(entry)), slope)
+    return entry.factory(**options)
+
+
+def _default_activation(entry: Architecture) -> str:
+    return inspect.signature(entry.factory).parameters["activation"].default
