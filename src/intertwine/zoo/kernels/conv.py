@@ -6,6 +6,8 @@ Each is a matrix product whose left rows are gathered pixel by pixel, so no unfo
 No atomics: the same inputs give the same bits.
 """
 
+# The bodies of the kernels are compiled by triton and are no Python to a type checker.
+# pyrefly: ignore-errors
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -162,7 +164,8 @@ def _launch(
     x: Tensor, weight: Tensor, inside: tuple[int, ...], outside: tuple[int, ...], stride: int, pad: int,
     backward: bool, sums: bool, tile: Tile | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    assert x.is_contiguous() and weight.is_contiguous()  # the kernels walk through memory in order
+    assert x.is_contiguous()  # the kernels walk through memory in order
+    assert weight.is_contiguous()
     networks, images = x.shape[:2]
     tile = tile or _tile(inside[2], outside[2])
     tiles = ceil(images * outside[0] * outside[1] / tile.rows)
@@ -180,7 +183,8 @@ def weight_gradient(
     x: Tensor, dy: Tensor, window: tuple[int, int], stride: int, pad: int, tile: Tile | None = None
 ) -> Tensor:
     """The gradient of the weights of `convolve` in single precision, (K, R, S, C, O)."""
-    assert x.is_contiguous() and dy.is_contiguous()
+    assert x.is_contiguous()
+    assert dy.is_contiguous()
     networks, images, h, w, c = x.shape
     p, q, o = dy.shape[2:]
     tile = tile or _weight_tile(c, o)

@@ -74,8 +74,10 @@ def dropout(module: nn.Dropout, x: Tensor, keys: Tensor | None, place: int) -> T
 
 def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Attention of (K, N, heads, tokens, width): networks go among the samples."""
-    y = F.scaled_dot_product_attention(*(t.flatten(0, 1) for t in (query, key, value)), **options)
-    return y.unflatten(0, query.shape[:2])
+    networks = len(query)
+    query, key, value = (t.flatten(0, 1) for t in (query, key, value))
+    y = F.scaled_dot_product_attention(query, key, value, **options)
+    return y.unflatten(0, (networks, -1))
 
 
 def anything(call: Callable[..., Any], tensors: Tensors, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -92,9 +94,9 @@ def anything(call: Callable[..., Any], tensors: Tensors, args: tuple[Any, ...], 
             own[i] = leaf
         given, named = tree_unflatten(own, tree)
         y = functional_call(call, tensors, given, named) if isinstance(call, nn.Module) else call(*given, **named)
-        leaves, form = tree_flatten(y)
-        constants[:] = [form, [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]]
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        out, form = tree_flatten(y)
+        constants[:] = [form, [None if isinstance(leaf, Tensor) else leaf for leaf in out]]
+        return [leaf for leaf in out if isinstance(leaf, Tensor)]
 
     results = iter(torch.vmap(one)(dict(tensors), *(flat[i] for i in stacked)))
     return tree_unflatten([next(results) if leaf is None else leaf for leaf in constants[1]], constants[0])

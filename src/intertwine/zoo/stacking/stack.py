@@ -51,6 +51,7 @@ class Stack:
             raise InputError("Fast kernels were asked for, but triton is not installed here. Pass fast=False.")
         self.training = True
         self.keys: Tensor | None = None  # (networks,) int64: what dropout is drawn from, in training
+        self.draws = any(isinstance(m, nn.Dropout) and m.p > 0 for m in models[0].modules())
         self.size = len(models)
         self._program = trace(self.template, together=fast)
         self._alias = _aliases(models[0])
@@ -103,13 +104,10 @@ class Stack:
     def _of(self, path: str, module: nn.Module) -> dict[str, Tensor]:
         """The stacked tensors of one module, by their names inside it."""
         start = f"{path}." if path else ""
-        own = [
-            *(n for n, _ in module.named_parameters(remove_duplicate=False)),
-            *(n for n, _ in module.named_buffers()),
-        ]
+        own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
         return {name: self.tensors[self._alias.get(start + name, start + name)] for name in own}
 
-    # -- one closure per step --------------------------------------------------------------------------------------------
+    # -- one closure per step ------------------------------------------------------------------------------------------
 
     def _runner(self, place: int, step: Step) -> Callable[[dict[str, Any]], Any]:
         if step.chain is not None and chained is not None:

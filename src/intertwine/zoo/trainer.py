@@ -1,0 +1,179 @@
+"""Trainer: trains a stack of networks, one epoch at a time, and can be stopped and taken up again between epochs.
+
+What happens in an epoch depends on the weights, the optimizer's state, the seeds and the epoch's number, and on nothing
+else; so a run that is taken up again ends with the weights it would have ended with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from intertwine.shapes import Float
+from intertwine.zoo.augment import Batch, Feeder, draw
+from intertwine.zoo.datasets.dataset import Dataset
+from intertwine.zoo.optimizers import make_optimizer, optimizer_state, restore_optimizer
+from intertwine.zoo.precision import Precision
+from intertwine.zoo.randomness import Purpose, keyed
+from intertwine.zoo.recipe import Recipe
+from intertwine.zoo.stacking.stack import Stack
+
+#: Steps that run as they are before one is recorded: the optimizer's memory must exist by then.
+BEFORE_RECORDING = 3
+#: Test images that all networks of a stack take at once.
+TEST_IMAGES = 8192
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy (a fraction) and mean loss of every network."""
+
+    accuracy: Float[Tensor, " networks"]
+    loss: Float[Tensor, " networks"]
+
+
+class Trainer:
+    """A stack, its data and its recipe.
+
+    Args:
+        models: one network per seed, as they are before training.
+        seeds: of the data order, the augmentation and dropout.
+        data: on any device; it is taken to the device of the training.
+    """
+
+    def __init__(
+        self, models: Sequence[nn.Module], seeds: Sequence[int], data: Dataset, recipe: Recipe, precision: Precision
+    ) -> None:
+        self.recipe, self.precision, self.device = recipe, precision, precision.device
+        self.data = data.to(self.device)
+        self.stack = Stack(models, self.device, precision.dtype, precision.fast)
+        self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=self.device)
+        self.feeder = Feeder(recipe, self.data, precision.features)
+        self.samples = len(data.labels)
+        self.steps = -(-self.samples // recipe.batch)
+        self.recorded = self.device.type == "cuda"
+        rates = [recipe.rate_at(step, self.steps) for step in range(self.steps * recipe.epochs)]
+        self.rates = torch.tensor(rates, dtype=torch.float32, device=self.device) if self.recorded else rates
+        self.rate = torch.tensor(rates[0], dtype=torch.float32, device=self.device) if self.recorded else rates[0]
+        self.optimizer = make_optimizer(recipe, self.stack.parameters, self.rate)
+        self.draws = draw(recipe, self.seeds, 0, self.samples)
+        self.epoch = 0
+        self._counter = torch.zeros(2, dtype=torch.int64, device=self.device)  # step of the training, of the epoch
+        self._loss = torch.zeros(len(models), dtype=precision.dtype, device=self.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._eager = 0
+
+    def run_epoch(self, tick: Callable[[float], None] = lambda part: None) -> Float[Tensor, " networks"]:
+        """Train one epoch; gives the mean training loss of every network. `tick` hears which part of it is done."""
+        self.draws.copy_(draw(self.recipe, self.seeds, self.epoch, self.samples))
+        self._counter.copy_(torch.tensor([self.epoch * self.steps, 0]))
+        self._loss.zero_()
+        self.stack.train()
+        full = self.samples // self.recipe.batch
+        for step in range(self.steps):
+            self._one(step, self.recipe.batch if step < full else self.samples % self.recipe.batch)
+            tick((step + 1) / self.steps)
+        self.epoch += 1
+        return (self._loss / self.samples).cpu()
+
+    def _one(self, step: int, size: int) -> None:
+        if not self.recorded:
+            start = step * self.recipe.batch
+            self._set_rate(self.rates[self.epoch * self.steps + step])  # pyrefly: ignore
+            self._train(slice(start, start + size), slice(step, step + 1), self.epoch * self.steps + step)
+        elif size == self.recipe.batch and self._graph is not None:
+            self._graph.replay()
+        elif size == self.recipe.batch and self._eager >= BEFORE_RECORDING:
+            self._record(size)
+        else:
+            self._eager += 1
+            self._train_counted(size)
+
+    def _record(self, size: int) -> None:
+        """Record one step on the GPU, and run it."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._train_counted(size)
+        self._graph = graph
+        graph.replay()
+
+    def _train_counted(self, size: int) -> None:
+        """One step whose number is read on the device."""
+        total, step = self._counter[:1], self._counter[1:]
+        at = step * self.recipe.batch + torch.arange(size, device=self.device)
+        self.rate.copy_(self.rates[total][0])  # pyrefly: ignore
+        self._train(at, step, total)
+        self._counter += 1
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _train(self, at: slice | Tensor, step: slice | Tensor, total: int | Tensor) -> None:
+        batch = self.feeder(self.draws, at, step)
+        self.stack.keys = keyed(self.seeds, int(Purpose.DROPOUT), total) if self.stack.draws else None
+        with self.precision.cast():
+            logits = self.stack(batch.inputs)
+        loss = self._losses(logits, batch)
+        loss.sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._loss += loss.detach() * batch.labels.shape[1]
+
+    def _losses(self, logits: Tensor, batch: Batch) -> Float[Tensor, " networks"]:
+        """The mean loss of each network; mixed images have two labels."""
+        first = self._mean_loss(logits, batch.labels)
+        if not (self.recipe.mixup or self.recipe.cutmix):
+            return first
+        return first + batch.share * (self._mean_loss(logits, batch.partners) - first)
+
+    def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        flat = logits.flatten(0, 1).to(self.precision.dtype)
+        smooth = self.recipe.label_smoothing
+        return (
+            cross_entropy(flat, labels.flatten(), reduction="none", label_smoothing=smooth).view(labels.shape).mean(1)
+        )
+
+    @torch.no_grad()
+    def score(self) -> Score:
+        """Every network on the test images."""
+        return score(self.stack, self.data, self.precision)
+
+    # -- taking up again -----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything the rest of the training depends on, apart from the epoch's number."""
+        tensors = {f"network:{name}": t for name, t in self.stack.tensors.items()}
+        memory = optimizer_state(self.optimizer, self.stack.parameters)
+        return tensors | {f"optimizer:{name}": t for name, t in memory.items()}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor], epoch: int) -> None:
+        """Go on from a state after so many epochs."""
+        for name, t in self.stack.tensors.items():
+            t.copy_(state[f"network:{name}"])
+        memory = {n.removeprefix("optimizer:"): t for n, t in state.items() if n.startswith("optimizer:")}
+        restore_optimizer(self.optimizer, self.stack.parameters, memory)
+        self.epoch = epoch
+
+
+@torch.no_grad()
+def score(stack: Stack, data: Dataset, precision: Precision) -> Score:
+    """Every network of a stack on the test images, which lie on its device."""
+    was, stack = stack.training, stack.train(False)
+    right = torch.zeros(len(stack), dtype=torch.float64, device=precision.device)
+    loss = torch.zeros_like(right)
+    for inputs, labels in data.batches("test", max(1, TEST_IMAGES // len(stack)), precision.features):
+        with precision.cast():
+            logits = stack(inputs.expand(len(stack), *inputs.shape)).double()
+        right += (logits.argmax(-1) == labels).sum(1)
+        each = cross_entropy(logits.flatten(0, 1), labels.repeat(len(stack)), reduction="none")
+        loss += each.view(len(stack), -1).sum(1)
+    stack.train(was)
+    count = len(data.test_labels)
+    return Score((right / count).cpu(), (loss / count).cpu())
