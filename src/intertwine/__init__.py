@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from intertwine import zoo as zoo
     from intertwine.canonical.canonicalize import canonicalize as canonicalize
     from intertwine.canonical.equivalence import equivalent as equivalent
     from intertwine.canonical.fingerprint import fingerprint as fingerprint
@@ -44,14 +45,20 @@ _HOMES = {
 }
 
 
+#: Rooms with several verbs, which users reach through the room: `intertwine.zoo.train`.
+_ROOMS = {"zoo"}
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"intertwine.{name}")
     if name in _HOMES:
         return getattr(import_module(f"intertwine.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'intertwine' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
+    return sorted([*_HOMES, *_ROOMS, "__version__"])
 
 
 class _Package(ModuleType):

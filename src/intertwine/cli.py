@@ -15,7 +15,7 @@ MODEL = (
     "zoo:NAME (such as zoo:myrtle)"
 )
 #: Packages that commands need beyond the core, and the extra of intertwine that installs each.
-EXTRAS = {"rich": "cli", "sklearn": "data"}
+EXTRAS = {"rich": "cli", "sklearn": "data", "PIL": "data"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     _add_inspect(commands.add_parser("inspect", help="what is the symmetry of this network, and does it hold?"))
     _add_canonicalize(commands.add_parser("canonicalize", help="its canonical form; which checkpoints are the same?"))
+    _add_zoo(commands.add_parser("zoo", help="train networks from many seeds at once; list and test them"))
     _add_demo(commands.add_parser("demo", help="the whole story on real handwritten digits, in under two minutes"))
     return top
 
@@ -90,6 +91,61 @@ def _add_canonicalize(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--certify", action=argparse.BooleanOptionalAction, default=True, help="prove the symmetry first (default)"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+
+
+def _add_zoo(command: argparse.ArgumentParser) -> None:
+    command.description = "Networks of one architecture from many seeds, in a folder with a manifest."
+    verbs = command.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb")
+    _add_zoo_train(verbs.add_parser("train", help="train one network per seed, many at once"))
+    listing = verbs.add_parser(
+        "list", help="the networks of a zoo; without a folder: architectures, recipes, data sets"
+    )
+    listing.add_argument("folder", metavar="DIR", nargs="?", help="a folder that `zoo train` wrote")
+    testing = verbs.add_parser("evaluate", help="measure the accuracy of a zoo's networks again")
+    testing.add_argument("folder", metavar="DIR", help="a folder that `zoo train` wrote")
+    testing.add_argument("--data-folder", metavar="DIR", help="where the data is (default: INTERTWINE_DATA)")
+    testing.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 … (default: a GPU if there is one)")
+    for verb in (listing, testing):
+        verb.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    fetching = verbs.add_parser("download", help="fetch a data set and check it")
+    fetching.add_argument("name", metavar="NAME", help="mnist, fashion-mnist or cifar10")
+    fetching.add_argument("--folder", metavar="DIR", help="where it goes (default: the user's cache)")
+
+
+def _add_zoo_train(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Train one network per seed, many at once, each with its own start, data order and augmentation. A run that "
+        "was stopped goes on where it was when the same command is given again."
+    )
+    command.add_argument("architecture", metavar="NAME", help="see `intertwine zoo list`")
+    command.add_argument("--data", metavar="NAME", default="digits", help="a data set (default: digits)")
+    command.add_argument("--data-folder", metavar="DIR", help="where it is (default: INTERTWINE_DATA)")
+    command.add_argument(
+        "--seeds", metavar="A:B", default="0:8", help="seeds from A to below B, or A,B,C (default 0:8)"
+    )
+    command.add_argument("--out", metavar="DIR", required=True, help="the folder of the zoo")
+    command.add_argument("--recipe", metavar="NAME", help="how to train, see `zoo list` (default: fast, or plain)")
+    command.add_argument("--epochs", metavar="N", type=_positive, help="instead of the recipe's")
+    command.add_argument("--batch", metavar="N", type=_positive, help="images in a batch, instead of the recipe's")
+    command.add_argument("--rate", metavar="R", type=float, help="learning rate, instead of the recipe's")
+    command.add_argument("--spawn", metavar="N", type=int, help="share the first N epochs, then split")
+    command.add_argument(
+        "--option", metavar="NAME=VALUE", action="append", default=[], help="of the architecture; repeat it for several"
+    )
+    command.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 … (default: a GPU if there is one)")
+    command.add_argument("--precision", metavar="P", help="float64, float32, tf32 or bfloat16 (default on a GPU)")
+    command.add_argument("--together", metavar="N", type=_positive, help="networks at once (32 on a GPU, else 8)")
+    command.add_argument("--save-every", metavar="N", type=_positive, help="epochs between states (default: a tenth)")
+    command.add_argument(
+        "--score-every", metavar="N", type=_positive, default=1, help="epochs between tests (default 1)"
+    )
+    command.add_argument(
+        "--select",
+        choices=("last", "best-on-test"),
+        default="last",
+        help="whose weights are kept (default: last epoch)",
     )
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
 

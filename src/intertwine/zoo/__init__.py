@@ -1,1 +1,47 @@
-"""The zoo: the architectures of the papers, data sets, and the training of many networks at once."""
+"""Zoos: the papers' architectures, real data, and networks trained many at once.
+
+    zoo.build("myrtle", width=64)                                   # an architecture by name
+    zoo.data("cifar10")                                             # a data set by name
+    zoo.train("myrtle", seeds=range(32), data="cifar10", out=dir)   # one network per seed, into a folder
+    zoo.load(dir)[3]                                                # one of them
+
+The names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from intertwine.zoo.architectures.registry import architectures as architectures
+    from intertwine.zoo.architectures.registry import build as build
+    from intertwine.zoo.datasets.dataset import Dataset as Dataset
+    from intertwine.zoo.datasets.download import download as download
+    from intertwine.zoo.datasets.find import data as data
+    from intertwine.zoo.folder import Zoo as Zoo
+    from intertwine.zoo.folder import load as load
+    from intertwine.zoo.recipe import Recipe as Recipe
+    from intertwine.zoo.training import train as train
+
+_HOMES = {
+    "architectures": "architectures.registry",
+    "build": "architectures.registry",
+    "Dataset": "datasets.dataset",
+    "download": "datasets.download",
+    "data": "datasets.find",
+    "Zoo": "folder",
+    "load": "folder",
+    "Recipe": "recipe",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"intertwine.zoo.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'intertwine.zoo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

@@ -20,7 +20,7 @@ def make_optimizer(recipe: Recipe, parameters: Mapping[str, Tensor], rate: float
         for group, decay in ((weights, recipe.weight_decay), (others, 0.0))
         if group
     ]
-    recorded = {"capturable": True} if isinstance(rate, Tensor) else {}
+    recorded: dict[str, Any] = {"capturable": True} if isinstance(rate, Tensor) else {}
     match recipe.optimizer:
         case "sgd":
             momentum: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov}

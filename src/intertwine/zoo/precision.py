@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -41,6 +42,24 @@ class Precision:
             return nullcontext()
         # a recorded step must cast the weights each time it is replayed
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+
+    @contextmanager
+    def flags(self) -> Iterator[None]:
+        """Within it, torch's GPU libraries use TF32 only where it was asked for, and give the same bits every time."""
+        backends = torch.backends
+        found = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.deterministic
+        before = tuple(map(bool, found))
+        _set_flags(self.name == "tf32", self.name == "tf32", True)
+        try:
+            yield
+        finally:
+            _set_flags(*before)
+
+
+def _set_flags(products: bool, convolutions: bool, deterministic: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = products
+    torch.backends.cudnn.allow_tf32 = convolutions
+    torch.backends.cudnn.deterministic = deterministic
 
 
 def precision(name: str | None, device: torch.device) -> Precision:

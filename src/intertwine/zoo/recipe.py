@@ -31,7 +31,8 @@ class Recipe:
         flip: mirror every other image. mixup, cutmix: the parameter of the Beta distribution, 0 for none; where both
             are given, each batch gets one of them.
         normalise: "data": (pixel - mean) / std of the data set; "unit": pixel / 255.
-        spawn: networks of one zoo share their first so many epochs, and then go on with noise of their own.
+        spawn: networks of one zoo share their start and their first so many epochs, those of the seed `spawn_seed`, and
+            then go on with noise of their own.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Recipe:
     cutmix: float = 0.0
     normalise: str = "data"
     spawn: int = 0
+    spawn_seed: int = 0
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -133,6 +135,10 @@ RECIPES = {
         Recipe(
             "fast", "sgd", 0.2, epochs=10, batch=128, momentum=0.9, nesterov=True, weight_decay=5e-4,
             schedule="one-cycle", warmup=2, label_smoothing=0.1, shift=2, flip=True, source="a short modern recipe",
+        ),
+        Recipe(
+            "plain", "sgd", 0.1, epochs=10, batch=128, momentum=0.9, nesterov=True, weight_decay=5e-4,
+            schedule="one-cycle", warmup=2, source="the same without augmentation, for digits and the like",
         ),
     )
 }  # fmt: skip

@@ -74,9 +74,10 @@ class Trainer:
         self._loss.zero_()
         self.stack.train()
         full = self.samples // self.recipe.batch
-        for step in range(self.steps):
-            self._one(step, self.recipe.batch if step < full else self.samples % self.recipe.batch)
-            tick((step + 1) / self.steps)
+        with self.precision.flags():
+            for step in range(self.steps):
+                self._one(step, self.recipe.batch if step < full else self.samples % self.recipe.batch)
+                tick((step + 1) / self.steps)
         self.epoch += 1
         return (self._loss / self.samples).cpu()
 
@@ -165,11 +166,12 @@ class Trainer:
 @torch.no_grad()
 def score(stack: Stack, data: Dataset, precision: Precision) -> Score:
     """Every network of a stack on the test images, which lie on its device."""
-    was, stack = stack.training, stack.train(False)
+    was = stack.training
+    stack.train(False)
     right = torch.zeros(len(stack), dtype=torch.float64, device=precision.device)
     loss = torch.zeros_like(right)
     for inputs, labels in data.batches("test", max(1, TEST_IMAGES // len(stack)), precision.features):
-        with precision.cast():
+        with precision.flags(), precision.cast():
             logits = stack(inputs.expand(len(stack), *inputs.shape)).double()
         right += (logits.argmax(-1) == labels).sum(1)
         each = cross_entropy(logits.flatten(0, 1), labels.repeat(len(stack)), reduction="none")

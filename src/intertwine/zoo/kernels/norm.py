@@ -195,6 +195,7 @@ def _dense(*tensors: Tensor) -> None:
 
 def moments(x: Tensor) -> Tensor:
     """Sums and sums of squares per network and channel of images (K, N, H, W, C): (K, tiles, 2, C)."""
+    _dense(x)
     rows, block, grid, tiles = _cut(x, x.shape[1:4].numel(), TILES)
     sums = torch.empty(len(x), tiles, 2, x.shape[-1], device=x.device)
     _moments[grid](x, sums, rows, tiles, x.shape[-1], *block, TILES)
@@ -207,6 +208,8 @@ def affine_unit(
     """unit(scale · x + shift + skip), pooled; scale and shift are (K, C) in single precision."""
     _dense(x, scale, shift, *(() if skip is None else (skip,)))
     k, n, h, w, c = x.shape
+    assert not pool or h % 2 == w % 2 == 0  # see `_corner`
+    assert skip is None or skip.shape == x.shape
     y = torch.empty(k, n, h // 2, w // 2, c, dtype=x.dtype, device=x.device) if pool else torch.empty_like(x)
     rows, block, grid, _ = _cut(y, y.shape[1:4].numel(), 1, 4 if pool else 1)
     _forward[grid](x, x if skip is None else skip, y, scale, shift, slope, rows, w, c, skip is not None, pool, *block)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from intertwine.zoo.kernels import conv as kernels
 from intertwine.zoo.kernels.norm import affine_unit, affine_unit_gradient, moments, unit_sums
+from intertwine.zoo.stacking import layers
 from intertwine.zoo.stacking.chains import Chain
 
 #: The kernels read channels in steps of this many.
@@ -164,16 +165,24 @@ class ChainRunner:
     def _normalised(self, x: Tensor, mean: Tensor, rstd: Tensor, skip: Tensor | None) -> Tensor:
         weight = self.norm_tensors.get("weight", torch.ones_like(mean))
         bias = self.norm_tensors.get("bias", torch.zeros_like(mean))
-        if skip is not None:
-            skip = skip.to(x.dtype)
-        return NormUnit.apply(x, mean, rstd, weight, bias, skip, self.chain.slope, self.chain.pool)  # pyrefly: ignore
+        if skip is not None:  # it may be smaller: torch would broadcast it
+            skip = skip.reshape(len(x), *(1,) * (x.dim() - skip.dim()), *skip.shape[1:]).to(x.dtype).expand_as(x)
+        pool = self._pools(x)
+        return self._rest(NormUnit.apply(x, mean, rstd, weight, bias, skip, self.chain.slope, pool), pool)
 
     def _without_norm(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None and self.chain.slope == 1.0 and not self.chain.pool:
             return x
         scale = torch.ones(len(x), x.shape[2], device=x.device)
-        shift = torch.zeros_like(scale) if bias is None else bias
-        return BiasUnit.apply(x, scale, shift, self.chain.slope, self.chain.pool)  # pyrefly: ignore
+        shift, pool = torch.zeros_like(scale) if bias is None else bias, self._pools(x)
+        return self._rest(BiasUnit.apply(x, scale, shift, self.chain.slope, pool), pool)
+
+    def _pools(self, x: Tensor) -> bool:
+        """Whether the kernel does the pooling: it knows images of even height and width."""
+        return self.chain.pool and x.shape[-2] % 2 == x.shape[-1] % 2 == 0
+
+    def _rest(self, y: Tensor, pooled: bool) -> Tensor:
+        return y if pooled == self.chain.pool else layers.pooled(nn.MaxPool2d(2), y)
 
 
 class Untouched(torch.autograd.Function):

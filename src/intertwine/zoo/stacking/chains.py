@@ -44,9 +44,9 @@ def _follow(node: fx.Node, model: nn.Module, taken: set[fx.Node]) -> Chain:
     chain, place = Chain(), node
     if _is_plain(_module(place, model)):
         chain, place = _with(chain, place, conv=str(place.target))
-    if place is not None and isinstance(_module(place, model), nn.BatchNorm2d):
+    if place is not None and _remembers(_module(place, model)):
         chain, place = _with(chain, place, norm=str(place.target))
-    if chain.norm and place is not None and place.target in ADDITIONS and place not in taken:
+    if chain.norm and place is not None and place.target in ADDITIONS and place not in taken and not place.kwargs:
         others = [a for a in place.args if a is not chain.nodes[-1]]
         if len(others) == 1 and isinstance(others[0], fx.Node):
             chain, place = _with(chain, place, skip=others[0])
@@ -72,6 +72,7 @@ def _is_plain(module: nn.Module | None) -> bool:
     """A convolution of the kind the kernels know."""
     return (
         isinstance(module, nn.Conv2d)
+        and "weight" in module._parameters  # and is not made of others
         and module.groups == 1
         and module.dilation == (1, 1)
         and module.padding_mode == "zeros"
@@ -80,6 +81,11 @@ def _is_plain(module: nn.Module | None) -> bool:
         and module.padding[0] == module.padding[1]
         and module.out_channels % 8 == 0
     )
+
+
+def _remembers(module: nn.Module | None) -> bool:
+    """A normalisation whose running statistics, if it has any, move by a fixed share."""
+    return isinstance(module, nn.BatchNorm2d) and module.momentum is not None
 
 
 def _slope(module: nn.Module | None) -> float | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from intertwine.errors import InputError
 from intertwine.zoo.randomness import keyed, uniform
@@ -74,18 +74,22 @@ def dropout(module: nn.Dropout, x: Tensor, keys: Tensor | None, place: int) -> T
 
 def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Attention of (K, N, heads, tokens, width): networks go among the samples."""
+    if query.dim() == 3:  # no samples: the networks are the samples
+        return F.scaled_dot_product_attention(query, key, value, **options)
     networks = len(query)
     query, key, value = (t.flatten(0, 1) for t in (query, key, value))
     y = F.scaled_dot_product_attention(query, key, value, **options)
     return y.unflatten(0, (networks, -1))
 
 
-def anything(call: Callable[..., Any], tensors: Tensors, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def anything(
+    call: Callable[..., Any], tensors: Tensors, args: tuple[Any, ...], kwargs: Mapping[str, Any], networks: int
+) -> Any:
     """Any other layer or function, over all networks; entries that are no tensors are the same for each of them."""
     flat, tree = tree_flatten((args, dict(kwargs)))
     stacked = [i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
-    if not stacked and not tensors:  # arithmetic on shapes
-        return call(*args, **kwargs)
+    if not stacked and not tensors:  # arithmetic on shapes; a tensor made of them is the same for each network
+        return tree_map(lambda y: y.expand(networks, *y.shape) if isinstance(y, Tensor) else y, call(*args, **kwargs))
     constants: list[Any] = []  # what comes out besides tensors, such as a size
 
     def one(tensors: dict[str, Tensor], *leaves: Tensor) -> list[Tensor]:

@@ -6,6 +6,7 @@ The forward is traced once with `torch.fx`. Steps that follow one another withou
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,11 +43,10 @@ class Program:
 def trace(model: nn.Module, together: bool = False) -> Program:
     """The steps of a network; `together` takes each chain of layers as one step.
 
-    A network that cannot be traced (its forward branches on data) is one single step.
+    A network that cannot be traced, see `_graph`, is one single step.
     """
-    try:
-        graph = fx.symbolic_trace(model).graph
-    except Exception:  # noqa: BLE001 - the forward is foreign code; whole, it is called as it is
+    graph = _graph(model)
+    if graph is None:
         x = fx.Graph().placeholder("x")
         return Program((Step("y", (x,), {}, path=ROOT),), ("x",), fx.Graph().placeholder("y"))
     found = {chain.nodes[-1]: chain for chain in chains(graph, model)} if together else {}
@@ -62,6 +62,24 @@ def trace(model: nn.Module, together: bool = False) -> Program:
         elif node not in skipped:
             steps.append(_step(node))
     return Program(_with_drops(steps, output), tuple(inputs), output)
+
+
+def _graph(model: nn.Module) -> fx.Graph | None:
+    """The traced forward; none where it branches on data or on optional inputs, or is another one in training."""
+    try:
+        graph = fx.symbolic_trace(model).graph
+        other = fx.symbolic_trace(copy.deepcopy(model).train(not model.training)).graph
+    except Exception:  # noqa: BLE001 - the forward is foreign code; whole, it is called as it is
+        return None
+    optional = any(node.args or str(node.target).startswith("*") for node in graph.find_nodes(op="placeholder"))
+    return None if optional or str(graph) != str(other) else graph
+
+
+def _graph(model: nn.Module) -> fx.Graph | None:
+    try:
+        return fx.symbolic_trace(model).graph
+    except Exception:  # noqa: BLE001 - the forward is foreign code, and may fail in any way
+        return None
 
 
 def _step(node: fx.Node) -> Step:

@@ -57,6 +57,7 @@ class Stack:
         self._alias = _aliases(models[0])
         states = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in models]
         _check_alike(states)
+        _check_constants(models)
         names = set(dict(models[0].named_parameters()))
         self.tensors = {name: self._stacked([s[name] for s in states]) for name in states[0]}
         self.parameters = {name: self.tensors[name].requires_grad_() for name in states[0] if name in names}
@@ -68,7 +69,7 @@ class Stack:
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Outputs of every network for inputs (networks, batch, …); shared inputs are given as `x.expand(K, …)`."""
-        values = dict(zip(self._program.inputs, inputs, strict=False))
+        values = dict(zip(self._program.inputs, inputs, strict=True))
         for step, runner in zip(self._program.steps, self._runners, strict=True):
             values[step.into] = runner(values)
             for name in step.drops:
@@ -89,8 +90,12 @@ class Stack:
 
     def module(self, index: int) -> nn.Module:
         """One network as an ordinary module, in eval mode."""
-        model = copy.deepcopy(self.template).to_empty(device="cpu").to(self.dtype)
-        model.load_state_dict(self.state(index), strict=False)
+        model, state = copy.deepcopy(self.template).to_empty(device="cpu").to(self.dtype), self.state(index)
+        for name in self._alias:  # the template lost its ties when it went to "meta"
+            _set_parameter(model, name, model.get_parameter(self._alias[name]))
+        with torch.no_grad():  # buffers too that no state dict holds
+            for name, t in (dict(model.named_parameters()) | dict(model.named_buffers())).items():
+                t.copy_(state[name])
         return model.eval()
 
     def _stacked(self, tensors: list[Tensor]) -> Tensor:
@@ -119,19 +124,19 @@ class Stack:
             return lambda values: chain(values[source], values[skip] if skip else None, self.training)
         if step.call == "get_attr":
             name = self._alias.get(step.args[0], step.args[0])
-            return lambda values: self.tensors[name]
+            return lambda values: self.tensors[name] if name in self.tensors else self._constant(name)
         if step.call is F.scaled_dot_product_attention and not step.kwargs.keys() & {"attn_mask", "dropout_p"}:
-            return lambda values: layers.attention(*_filled(step, values)[0], **step.kwargs)
+            return lambda values: _called(layers.attention, *_filled(step, values))
         if step.path is None:
             call = step.call if callable(step.call) else _method(str(step.call))
-            return lambda values: layers.anything(call, {}, *_filled(step, values))
+            return lambda values: layers.anything(call, {}, *_filled(step, values), len(self))
         module = self.template.get_submodule(step.path) if step.path != ROOT else self.template
         run = self._layer(place, module, self._of(step.path, module))
         return lambda values: run(*_filled(step, values))
 
     def _layer(self, place: int, module: nn.Module, tensors: dict[str, Tensor]) -> Callable[..., Any]:
         match module:
-            case nn.Linear():
+            case nn.Linear() if "weight" in tensors:  # and is not made of others
                 return lambda args, kwargs: layers.linear(module, tensors, *args, **kwargs)
             case nn.modules.batchnorm._BatchNorm():
                 return lambda args, kwargs: layers.batch_norm(module, tensors, *args, training=self.training)
@@ -141,15 +146,30 @@ class Stack:
                 return lambda args, kwargs: module(*args)
             case _ if isinstance(module, layers.POOLS):
                 return lambda args, kwargs: layers.pooled(module, *args)
-        return lambda args, kwargs: layers.anything(module.train(self.training), tensors, args, kwargs)
+        return lambda args, kwargs: layers.anything(module.train(self.training), tensors, args, kwargs, len(self))
+
+    def _constant(self, name: str) -> Tensor:
+        """A tensor of the template that is neither a parameter nor a buffer: the same for every network."""
+        owner, _, attribute = name.rpartition(".")
+        constant = getattr(self.template.get_submodule(owner), attribute).to(self.device)
+        return constant.expand(len(self), *constant.shape)
 
 
 def _filled(step: Step, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return fx.map_arg((step.args, step.kwargs), lambda node: values[node.name])
 
 
+def _called(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return call(*args, **kwargs)
+
+
 def _method(name: str) -> Callable[..., Any]:
     return lambda tensor, *args, **kwargs: getattr(tensor, name)(*args, **kwargs)
+
+
+def _set_parameter(model: nn.Module, path: str, parameter: nn.Parameter) -> None:
+    owner, _, name = path.rpartition(".")
+    setattr(model.get_submodule(owner), name, parameter)
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
@@ -170,3 +190,15 @@ def _check_alike(states: list[dict[str, Tensor]]) -> None:
                 f"A stack holds networks of one architecture, but network {i} has other tensors than network 0. "
                 "Make one stack for each architecture."
             )
+
+
+def _check_constants(models: Sequence[nn.Module]) -> None:
+    """Tensors that are neither parameters nor buffers must be the same in all networks."""
+    for path, module in models[0].named_modules():
+        for name, value in vars(module).items():
+            others = [vars(m.get_submodule(path)).get(name) for m in models] if isinstance(value, Tensor) else []
+            if not all(isinstance(other, Tensor) and torch.equal(value, other) for other in others):
+                raise MismatchError(
+                    f"The networks of a stack differ in the tensor {f'{path}.{name}'.strip('.')}, which is neither a "
+                    "parameter nor a buffer, so that they cannot be stacked. Register it as a buffer."
+                )

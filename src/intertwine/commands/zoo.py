@@ -1,0 +1,171 @@
+"""`intertwine zoo train | list | evaluate | download`: networks from many seeds, and what they are trained on."""
+
+from __future__ import annotations
+
+import ast
+import json
+import statistics
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from intertwine.commands.show import human, terminal
+from intertwine.errors import InputError
+from intertwine.zoo.architectures.registry import architecture, architectures, build
+from intertwine.zoo.datasets.download import download
+from intertwine.zoo.datasets.sources import NAMES
+from intertwine.zoo.folder import Zoo, load
+from intertwine.zoo.progress import Progress
+from intertwine.zoo.recipe import RECIPES
+from intertwine.zoo.training import train
+
+
+def run(options: Namespace) -> int:
+    """Carry out the command."""
+    return {"train": _train, "list": _list, "evaluate": _evaluate, "download": _download}[options.verb](options)
+
+
+# -- train -------------------------------------------------------------------------------------------------------------
+
+
+def _train(options: Namespace) -> int:
+    changes = {name: getattr(options, name) for name in ("epochs", "batch", "rate", "spawn")}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[accuracy]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"),
+    )  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading the data", total=1.0, accuracy="", left="")
+
+        def show(progress: Progress) -> None:
+            first, last = progress.seeds[0], progress.seeds[-1]
+            named = f"seed {first}" if first == last else f"seeds {first} to {last}"
+            bar.update(
+                task, completed=progress.done,
+                description=f"{named}, epoch {min(progress.epoch + 1, progress.epochs)} of {progress.epochs}",
+                accuracy="" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}",
+                left="" if progress.left is None else f"{_duration(progress.left)} left",
+            )  # fmt: skip
+
+        zoo = train(
+            options.architecture, seeds=seeds(options.seeds), data=options.data, out=options.out, recipe=options.recipe,
+            options=dict(map(option, options.option)), device=options.device, precision=options.precision,
+            together=options.together, save_every=options.save_every, score_every=options.score_every,
+            select=options.select, data_folder=options.data_folder, report=show, **changes,
+        )  # fmt: skip
+    _show(zoo, options.json)
+    return 0
+
+
+def seeds(text: str) -> list[int]:
+    """`0:32` (32 is not among them), `7`, or several of these with commas.
+
+    >>> seeds("0:3,7")
+    [0, 1, 2, 7]
+    """
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            first, colon, last = part.partition(":")
+            found += range(int(first or 0), int(last)) if colon else [int(part)]
+    except ValueError as error:
+        raise InputError(f"The seeds {text!r} were asked for. Write 0:32 for 32 seeds from 0, or 3,5,8.") from error
+    return found
+
+
+def option(text: str) -> tuple[str, Any]:
+    """`width=64`, `norm=False`, `widths=[8,16]`, `activation=tanh`.
+
+    >>> option("width=64"), option("activation=tanh")
+    (('width', 64), ('activation', 'tanh'))
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InputError(f"The option {text!r} was given. Write NAME=VALUE, such as width=64.")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+# -- list, evaluate, download ------------------------------------------------------------------------------------------
+
+
+def _list(options: Namespace) -> int:
+    if options.folder is None:
+        _list_names()
+    else:
+        _show(load(options.folder), options.json)
+    return 0
+
+
+def _list_names() -> None:
+    networks = _table("architecture", "parameters", "what it is")
+    for name in architectures():
+        with torch.device("meta"):  # shapes alone are enough to count
+            parameters = sum(p.numel() for p in build(name).parameters())
+        networks.add_row(name, human(parameters), architecture(name).about)
+    recipes = _table("recipe", "epochs", "batch", "optimizer", "source")
+    for recipe in RECIPES.values():
+        named = f"{recipe.optimizer} {recipe.rate:g}"
+        recipes.add_row(recipe.name, str(recipe.epochs), str(recipe.batch), named, recipe.source)
+    console = terminal()
+    console.print(networks, Text(), recipes, Text(), Text(f"data sets: {', '.join(NAMES)}"), sep="\n")
+
+
+def _show(zoo: Zoo, as_json: bool, again: list[float] | None = None) -> None:
+    """The networks of a zoo; `again` are accuracies measured now."""
+    accuracies = again or [r.accuracy for r in zoo.records]
+    if as_json:
+        rows = [{"seed": r.seed, "file": r.file, "accuracy": a} for r, a in zip(zoo.records, accuracies, strict=True)]
+        sys.stdout.write(json.dumps({"folder": str(zoo.folder), "networks": rows}) + "\n")
+        return
+    table = _table("seed", "accuracy", "loss", "best epoch", "seconds", "file")
+    if again is not None:
+        table.add_column("in the manifest", justify="right")
+    for record, now in zip(zoo.records, accuracies, strict=True):
+        best = f"{record.best_accuracy:.2%} at {record.best_epoch}"
+        row = [str(record.seed), f"{now:.2%}", f"{record.loss:.4f}", best, f"{record.seconds:.1f}", record.file]
+        table.add_row(*row, *([] if again is None else [f"{record.accuracy:.2%}"]))
+    console = terminal()
+    console.print(Text(repr(zoo), style="bold"))
+    console.print(table)
+    if len(accuracies) > 1:
+        mean, spread = statistics.mean(accuracies), statistics.stdev(accuracies)
+        console.print(Text(f"mean accuracy {mean:.2%}, standard deviation {spread:.2%}", style="bold"))
+
+
+def _evaluate(options: Namespace) -> int:
+    zoo = load(options.folder)
+    score = zoo.evaluate(zoo.dataset(options.data_folder), options.device)
+    _show(zoo, options.json, score.accuracy.tolist())
+    return 0
+
+
+def _download(options: Namespace) -> int:
+    console = Console(stderr=True, highlight=False)
+    place = download(options.name, Path(options.folder) if options.folder else None, console.print)
+    sys.stdout.write(f"{place}\n")
+    return 0
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in heads:
+        table.add_column(head, justify="right" if head in ("parameters", "epochs", "batch", "seed") else "left")
+    return table

@@ -1,0 +1,118 @@
+"""Zoo: trained networks in a folder, one safetensors file per seed and a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from intertwine.checkpoint import fill, read_checkpoint
+from intertwine.errors import InputError, MismatchError
+from intertwine.zoo.architectures import build
+from intertwine.zoo.datasets import Dataset, data
+from intertwine.zoo.files import sha256
+from intertwine.zoo.manifest import Manifest, Record, read_manifest
+from intertwine.zoo.precision import find_device, precision
+from intertwine.zoo.stacking.stack import Stack
+from intertwine.zoo.trainer import Score, score
+
+
+@dataclass(frozen=True, eq=False)
+class Zoo(Sequence[nn.Module]):
+    """Networks in the order of their seeds: `zoo[3]` is a model in eval mode, `zoo.records[3]` what is known of it."""
+
+    folder: Path
+    manifest: Manifest
+    factory: Callable[[], nn.Module]
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """One per network, in the order of `zoo[i]`."""
+        return self.manifest.records
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of every network."""
+        return tuple(r.seed for r in self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"network {index} of {self.folder} was asked for, which holds {len(self)}: {self.seeds}")
+        record = self.records[index]
+        file = self.folder / record.file
+        if file.is_file() and sha256(file) != record.sha256:
+            raise MismatchError(
+                f"{file} is not the file that was written when seed {record.seed} was trained: its sha256 differs from "
+                "the manifest's. Copy it again from where the zoo came from, or delete the zoo and train it again."
+            )
+        model = self.factory()
+        fill(model, read_checkpoint(file), str(file))
+        return model.eval()
+
+    def seed(self, seed: int) -> nn.Module:
+        """The network of a seed."""
+        if seed not in self.seeds:
+            raise InputError(f"{self.folder} holds no network of seed {seed}; it holds {self.seeds}.")
+        return self[self.seeds.index(seed)]
+
+    def dataset(self, folder: str | Path | None = None) -> Dataset:
+        """The data the networks were trained on, seen as they saw it; refused when its contents differ."""
+        plan = self.manifest.plan.data
+        found = data(plan["name"], folder)
+        if found.checksum != plan["checksum"]:
+            raise MismatchError(
+                f"{plan['name']} is not what {self.folder} was trained on: its checksum is {found.checksum[:12]}…, the "
+                f"manifest says {plan['checksum'][:12]}…. Give the folder of the same data."
+            )
+        return found.normalised(plan["mean"], plan["std"])
+
+    def evaluate(self, data: Dataset | None = None, device: str | None = None, together: int = 8) -> Score:
+        """Accuracy and loss of every network on the test part, in single precision, so many networks at once."""
+        how = precision("float32", find_device(device))
+        own = (self.dataset() if data is None else data).to(how.device)
+        parts = [self[i : i + together] for i in range(0, len(self), together)]
+        scores = [score(Stack(part, how.device), own, how) for part in parts]
+        return Score(torch.cat([s.accuracy for s in scores]), torch.cat([s.loss for s in scores]))
+
+    def __repr__(self) -> str:
+        plan, size = self.manifest.plan, len(self)
+        accuracies = [r.accuracy for r in self.records]
+        span = f", accuracy {min(accuracies):.1%} to {max(accuracies):.1%}" if accuracies else ""
+        named = f"{plan.architecture['name']} on {plan.data['name']} by {plan.recipe['name']}"
+        return f"Zoo({size} network{'s' * (size != 1)}: {named}{span}, in {self.folder})"
+
+
+def load(folder: str | Path, factory: Callable[[], nn.Module] | None = None) -> Zoo:
+    """A zoo from its folder.
+
+    Args:
+        folder: what `train` wrote. factory: makes the architecture, where it is not one of intertwine's own.
+
+    Raises:
+        InputError: no manifest, a damaged one, or an architecture that only its factory can make.
+    """
+    place = Path(folder)
+    manifest = read_manifest(place)
+    return Zoo(place, manifest, factory or _factory(place, manifest))
+
+
+def _factory(folder: Path, manifest: Manifest) -> Callable[[], nn.Module]:
+    architecture = manifest.plan.architecture
+    if architecture.get("own"):
+        raise InputError(
+            f"{folder} holds networks made by {architecture['name']}, which intertwine does not know. "
+            "Load it with that function: zoo.load(folder, factory)."
+        )
+    return lambda: build(architecture["name"], **architecture["options"])
