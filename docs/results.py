@@ -1,4 +1,4 @@
-"""Write the measured tables of docs/canonical.md again, from the committed result files and from nothing else.
+"""Write the measured tables of docs/canonical.md and docs/zoo.md again, from the committed result files alone.
 
 python docs/results.py
 """
@@ -13,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "bench"))
 PAGE = ROOT / "docs" / "canonical.md"
+ZOO_PAGE = ROOT / "docs" / "zoo.md"
 NAMES = {"unsorted": "as trained", "ensemble": "ensemble of predictions"}
 
 
@@ -63,7 +64,7 @@ def put(page: str, name: str, text: str) -> str:
     begin, end = f"<!-- {name}: begin (written by docs/results.py) -->", f"<!-- {name}: end -->"
     head, _, rest = page.partition(begin)
     if not rest or end not in rest:
-        raise SystemExit(f"{PAGE.name} has no place for {name!r}: it needs the lines {begin} and {end}")
+        raise SystemExit(f"The page has no place for {name!r}: it needs the lines {begin} and {end}")
     return f"{head}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
 
 
@@ -77,5 +78,15 @@ def written(page: str) -> str:
     return put(page, "thesis", thesis_table(thesis))
 
 
+def written_zoo(page: str) -> str:
+    """The page of zoos with its tables."""
+    from zoo import RESULTS
+    from zoo import page as bench_tables
+
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    return put(page, "bench", bench_tables(results).strip())
+
+
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    ZOO_PAGE.write_text(written_zoo(ZOO_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -27,9 +27,10 @@ from stacked_order import UNSORTED
 from thesis_averages import averages, curves
 from thesis_distances import Numbers, all_distances, control, pair_distances, stability, start_distances
 from thesis_plot import draw
-from thesis_store import Images, Plan, read_images, read_plan, trained, write_json
+from thesis_store import Images, Plan, read_images, read_plan, trained
 
 from intertwine.errors import InputError
+from intertwine.zoo.files import write_json
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "thesis_table1.json"
@@ -108,7 +109,8 @@ def table(result: Numbers) -> str:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--plan", type=Path, default=HERE / "thesis_table1.toml")
-    parser.add_argument("--data", type=Path, help="folder with mnist.npz (or the environment variable INTERTWINE_DATA)")
+    parser.add_argument("--data", type=Path, help="folder with MNIST (or the environment variable INTERTWINE_DATA)")
+    parser.add_argument("--no-check", dest="check", action="store_false", help="take other images in MNIST's files")
     parser.add_argument("--nets", type=int, help="number of networks, instead of the plan's")
     parser.add_argument("--epochs", type=int, help="passes over the images, instead of the plan's")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -126,13 +128,13 @@ def main(arguments: list[str] | None = None) -> int:
             draw(options.out, options.plot)
             return 0
         plan = read_plan(options.plan, nets=options.nets, epochs=options.epochs)
-        images = read_images(options.data, options.device)
+        images = read_images(options.data, options.device, options.check)
         chunk = options.chunk or CHUNKS.get(torch.device(options.device).type, CHUNKS["cpu"])
         result = run(plan, images, options.work, chunk, lambda line: print(line, flush=True))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    write_json(result, options.out)
+    write_json(options.out, result)
     print(table(result), f"wrote {options.out}", sep="\n")
     return 0
 

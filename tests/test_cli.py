@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from intertwine import cli
+from intertwine import cli, zoo
 from intertwine.cli import main
 from intertwine.commands import demo, digits, inspect
 from intertwine.symmetry.certificate import Broken, Certificate
@@ -391,28 +391,22 @@ def test_demo_tells_the_story_and_writes_its_report(tmp_path: Path, capsys: pyte
 def test_demo_fails_with_its_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    honest = demo.tell
-    monkeypatch.setattr(demo, "tell", lambda data, advance: honest(data, advance, epochs=1))
+    monkeypatch.setattr(demo, "RECIPE", replace(demo.RECIPE, epochs=1, warmup=0.2))
     failing(monkeypatch, ok=False)
     assert main(["demo", "--out", str(tmp_path)]) == 1
     assert "✗ not a symmetry" in capsys.readouterr().out
     assert "The symmetry does not hold" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_digits_are_real_and_cut_once() -> None:
-    data = digits.digits()
-    assert data.images.shape == (1437, 1, 8, 8)
-    assert data.test_images.shape == (360, 1, 8, 8)
-    assert (float(data.images.min()), float(data.images.max())) == (0.0, 1.0)
-    assert torch.equal(data.test_images, digits.digits().test_images)
-    assert set(data.test_labels.tolist()) == set(range(10))
-
-
 def test_training_repeats_and_leaves_the_random_numbers_alone() -> None:
-    data = digits.digits()
+    data, short = zoo.data("digits").subset(train=200), replace(digits.RECIPE, epochs=2)
     state = torch.get_rng_state()
-    first, second = (digits.train(data, 4, lambda: None, epochs=1) for _ in range(2))
+    epochs: list[int] = []
+    (first, other), (second, _) = (
+        digits.train(data, [4, 5], short, lambda: epochs.append(len(epochs))) for _ in range(2)
+    )
     assert torch.equal(torch.get_rng_state(), state)
+    assert len(epochs) == 4
     assert demo.distance(first, second) == 0
-    middle = demo.average(first, digits.train(data, 5, lambda: None, epochs=1))
+    middle = demo.average(first, other)
     assert 0 < demo.distance(first, middle) < 1

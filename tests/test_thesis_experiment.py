@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def tiny_result() -> dict[str, Any]:
 
 def arguments(folder: Path, out: Path) -> list[str]:
     options = {"--plan": write_plan(folder), "--data": folder, "--work": folder / "work", "--out": out}
-    return [*(str(word) for pair in options.items() for word in pair), "--device", "cpu"]
+    return [*(str(word) for pair in options.items() for word in pair), "--device", "cpu", "--no-check"]
 
 
 def some_data(samples: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,7 +168,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_other_settings_do_not_read_old_networks(tmp_path: Path) -> None:
     write_digits(tmp_path)
-    images = thesis_store.read_images(tmp_path, "cpu")
+    images = thesis_store.read_images(tmp_path, "cpu", check=False)
     for extra, expected in (
         ({}, 5),
         ({}, 0),
@@ -189,26 +190,39 @@ def test_the_picture_needs_only_the_result(tmp_path: Path) -> None:
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
-def test_missing_images_say_which_file_and_where_to_get_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_images_say_which_file_and_where_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert thesis_table1.main(["--data", str(tmp_path)]) == 2
     message = capsys.readouterr().err
     assert "mnist.npz" in message
     assert str(tmp_path) in message
     assert "https://" in message
     assert "INTERTWINE_DATA" in message
-    monkeypatch.delenv("INTERTWINE_DATA", raising=False)
-    with pytest.raises(InputError, match="no folder was given"):
-        thesis_store.read_images(None, "cpu")
+
+
+def test_images_that_are_not_mnist_are_refused_unless_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_digits(tmp_path)
+    assert thesis_table1.main(["--data", str(tmp_path)]) == 2
+    assert "is not the file that was published for mnist" in capsys.readouterr().err
 
 
 def test_images_are_found_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_digits(tmp_path)
     monkeypatch.setenv("INTERTWINE_DATA", str(tmp_path))
-    images = thesis_store.read_images(None, "cpu")
+    images = thesis_store.read_images(None, "cpu", check=False)
     assert images.train_x.shape == (1500, 64)
     assert float(images.train_x.max()) == 1
+    assert images.train_y.dtype == torch.int64
+
+
+def test_the_checksum_is_that_of_the_bytes(tmp_path: Path) -> None:
+    """The result file and the folder of trained networks name the images by it, so it must stay what it was."""
+    write_digits(tmp_path)
+    with np.load(tmp_path / "mnist.npz") as archive:
+        names = ("train_images", "train_labels", "test_images", "test_labels")
+        contents = b"".join(archive[name].astype(np.uint8).tobytes() for name in names)
+    assert thesis_store.read_images(tmp_path, "cpu", check=False).checksum == zlib.crc32(contents)
 
 
 def test_a_file_with_other_arrays_is_refused(tmp_path: Path) -> None:
@@ -219,8 +233,8 @@ def test_a_file_with_other_arrays_is_refused(tmp_path: Path) -> None:
 
 def test_images_of_another_size_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_digits(tmp_path)
-    assert thesis_table1.main(["--data", str(tmp_path), "--work", str(tmp_path / "work")]) == 2
-    assert "784 inputs and 10 outputs, but mnist.npz has 64 pixels and 10 classes" in capsys.readouterr().err
+    assert thesis_table1.main(["--data", str(tmp_path), "--work", str(tmp_path / "work"), "--no-check"]) == 2
+    assert "784 inputs and 10 outputs, but the images have 64 pixels and 10 classes" in capsys.readouterr().err
 
 
 def test_a_plan_with_a_wrong_word_is_refused(tmp_path: Path) -> None:
@@ -237,7 +251,7 @@ def test_one_network_is_too_few(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--device cpu"):
+    with pytest.raises(InputError, match="Use the device cpu"):
         thesis_store.read_images(tmp_path, "cuda")
 
 

@@ -19,8 +19,8 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
-from intertwine.commands import digits as demo
 from intertwine.errors import InputError
 from intertwine.zoo.datasets import Dataset, cifar10_files, data, download
 from intertwine.zoo.datasets.cifar10 import BATCHES, BINARY, PYTHON
@@ -139,14 +139,15 @@ def test_a_data_set_that_does_not_fit_together_is_refused() -> None:
         replace(data, test_images=data.test_images[:, :2])
 
 
-def test_the_digits_are_cut_like_those_of_the_demo() -> None:
-    ours, theirs = data("digits"), demo.digits()
-    assert (len(ours.labels), len(ours.test_labels), ours.shape) == (1437, 360, (1, 8, 8))
-    assert torch.equal(ours.inputs(ours.images), theirs.images)
-    assert torch.equal(ours.inputs(ours.test_images), theirs.test_images)
-    assert torch.equal(ours.labels, theirs.labels)
-    assert torch.equal(ours.test_labels, theirs.test_labels)
-    assert same(ours, data("Digits"))
+def test_the_digits_are_all_of_them_in_an_order_drawn_once() -> None:
+    pixels, targets = load_digits(return_X_y=True)
+    found = data("digits")
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0)).numpy()
+    inputs = torch.tensor(pixels[order], dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    assert (len(found.labels), len(found.test_labels), found.shape) == (1437, 360, (1, 8, 8))
+    assert torch.equal(torch.cat([found.inputs(found.test_images), found.inputs(found.images)]), inputs)
+    assert torch.cat([found.test_labels, found.labels]).tolist() == targets[order].tolist()
+    assert same(found, data("Digits"))
 
 
 # -- names and places --------------------------------------------------------------------------------------------------

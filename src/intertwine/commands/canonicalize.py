@@ -23,6 +23,7 @@ from intertwine.canonical.families import Family, families
 from intertwine.canonical.form import Form, make_form
 from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.commands import show
+from intertwine.commands.inspect import writing
 from intertwine.errors import InputError, IntertwineError
 from intertwine.graph.capture import tied_names
 from intertwine.models import Loaded, load
@@ -62,8 +63,8 @@ def _canonicalize(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
     if options.out:
         _save(canon.model, options.out)
     if options.element:
-        _writable(options.element)
-        canon.element.save(options.element)
+        with writing(options.element) as file:
+            canon.element.save(file)
     if options.json:
         _print_json({"model": loaded.name, "fingerprint": mark, **canon.to_dict(), "out": options.out})
     else:
@@ -84,18 +85,10 @@ def _told(canon: Canonical, mark: str, options: Namespace) -> Text:
 
 def _save(model: nn.Module, path: str) -> None:
     """The weights as safetensors; of tied names the first stands for all."""
-    _writable(path)
     tied = tied_names(model)
     state = {name: t.contiguous() for name, t in model.state_dict().items() if tied.get(name, name) == name}
-    save_file(state, path)
-
-
-def _writable(path: str) -> None:
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).touch()
-    except OSError as error:
-        raise InputError(f"{path} could not be written: {error.strerror}. Choose another place.") from error
+    with writing(path) as file:
+        save_file(state, file)
 
 
 # -- a folder of checkpoints -------------------------------------------------------------------------------------------

@@ -20,13 +20,18 @@ from torch import Tensor, nn
 from intertwine.canonical.equivalence import equivalent
 from intertwine.canonical.fingerprint import fingerprint
 from intertwine.commands import show
-from intertwine.commands.digits import EPOCHS, Digits, accuracy, digits, one_thread, predictions, train
+from intertwine.commands.digits import PRECISION, RECIPE, one_thread, train
 from intertwine.commands.inspect import write
 from intertwine.report import page as html
 from intertwine.report.outline import outline
 from intertwine.report.wire_graph import wire_graph
 from intertwine.symmetry.certificate import Certificate
 from intertwine.symmetry.symmetry import Symmetry, symmetry
+from intertwine.zoo.datasets.dataset import Dataset
+from intertwine.zoo.datasets.find import data as find_data
+from intertwine.zoo.recipe import Recipe
+from intertwine.zoo.stacking.stack import Stack
+from intertwine.zoo.trainer import score
 
 NAME = "CNN on 1,797 handwritten digits"
 SEEDS = (0, 1)
@@ -62,12 +67,12 @@ def run(options: Namespace) -> int:
         TimeRemainingColumn(),
     )
     with one_thread(), Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("training two networks", total=EPOCHS * len(SEEDS) + 5)
+        task = progress.add_task("training two networks", total=RECIPE.epochs + 5)
 
         def advance(doing: str = "training two networks") -> None:
             progress.update(task, advance=1, description=doing)
 
-        story = tell(digits(), advance)
+        story = tell(find_data("digits"), RECIPE, advance)
         drawing = wire_graph(story.symmetry, story.model, NAME)
     out = Path(options.out)
     write(out / "symmetry.svg", drawing)
@@ -76,10 +81,11 @@ def run(options: Namespace) -> int:
     return 0 if story.certificate.ok else 1
 
 
-def tell(data: Digits, advance: Callable[..., None], epochs: int = EPOCHS) -> Story:
+def tell(data: Dataset, recipe: Recipe, advance: Callable[..., None]) -> Story:
     """Train, find, prove, move and average."""
-    first, second = (train(data, seed, advance, epochs) for seed in SEEDS)
-    example = data.test_images[:8]
+    first, second = train(data, SEEDS, recipe, advance)
+    images = data.inputs(data.test_images)
+    example = images[:8]
     advance("reading the symmetry")
     found = symmetry(first, example)
     advance("proving it")
@@ -100,12 +106,12 @@ def tell(data: Digits, advance: Callable[..., None], epochs: int = EPOCHS) -> St
         "average of A and A moved": average(first, moved),
         "average of A and A moved, brought back": average(first, returned),
     }
+    right = score(Stack(list(models.values())), data, PRECISION).accuracy.tolist()
+    accuracies = dict(zip(models, right, strict=True))
     with torch.no_grad():
-        gap = float((first(data.test_images) - moved(data.test_images)).abs().max())
-    changed = int((predictions(first, data.test_images) != predictions(moved, data.test_images)).sum())
-    accuracies = {name: accuracy(model, data) for name, model in models.items()}
-    images = len(data.test_labels)
-    return Story(first, found, held, accuracies, distance(first, moved), changed, gap, images, (a, b, c))
+        before, after = first(images), moved(images)
+    changed, gap = int((before.argmax(1) != after.argmax(1)).sum()), float((before - after).abs().max())
+    return Story(first, found, held, accuracies, distance(first, moved), changed, gap, len(images), (a, b, c))
 
 
 def average(a: nn.Module, b: nn.Module) -> nn.Module:

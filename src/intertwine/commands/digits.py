@@ -1,41 +1,23 @@
-"""The demo's networks: a small CNN with BatchNorm on scikit-learn's 1,797 real handwritten digits."""
+"""The demo's networks: a small CNN with BatchNorm on scikit-learn's digits, and how two of them are trained."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
-from intertwine.shapes import Float, Int
+from intertwine.zoo.datasets.dataset import Dataset
+from intertwine.zoo.group import initial
+from intertwine.zoo.precision import Precision
+from intertwine.zoo.recipe import Recipe
+from intertwine.zoo.trainer import Trainer
 
-TEST_SIZE, EPOCHS, BATCH, RATE = 360, 30, 64, 3e-3
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Images of 8 × 8 pixels between 0 and 1 with their digits, cut into a part to learn from and a part to test on."""
-
-    images: Float[Tensor, "train 1 8 8"]
-    labels: Int[Tensor, " train"]
-    test_images: Float[Tensor, "test 1 8 8"]
-    test_labels: Int[Tensor, " test"]
-
-
-def digits() -> Digits:
-    """The data set that scikit-learn carries with it, in an order that is shuffled once and for all."""
-    from sklearn.datasets import load_digits
-
-    pixels, targets = load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    labels = torch.tensor(targets, dtype=torch.long)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    test, train = order[:TEST_SIZE], order[TEST_SIZE:]
-    return Digits(images[train], labels[train], images[test], labels[test])
+RECIPE = Recipe("demo", "adam", 3e-3, epochs=15, batch=64, schedule="one-cycle", warmup=3.0)
+#: Networks this small gain nothing from a GPU, and two machines tell the same story.
+PRECISION = Precision("float32", torch.device("cpu"))
 
 
 def network() -> nn.Module:
@@ -51,19 +33,13 @@ def network() -> nn.Module:
     return nn.Sequential(layers)
 
 
-def train(data: Digits, seed: int, advance: Callable[[], None], epochs: int = EPOCHS) -> nn.Module:
-    """A network trained from one seed; `advance` is called after every epoch."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = network().train()
-        optimizer = torch.optim.Adam(model.parameters(), RATE)
-        for _ in range(epochs):
-            for batch in torch.randperm(len(data.labels)).split(BATCH):
-                optimizer.zero_grad()
-                cross_entropy(model(data.images[batch]), data.labels[batch]).backward()
-                optimizer.step()
-            advance()
-    return model.eval()
+def train(data: Dataset, seeds: Sequence[int], recipe: Recipe, advance: Callable[[], None]) -> list[nn.Module]:
+    """A network per seed, trained together; `advance` is called after every epoch."""
+    trainer = Trainer([initial(network, seed) for seed in seeds], seeds, data, recipe, PRECISION)
+    for _ in range(recipe.epochs):
+        trainer.run_epoch()
+        advance()
+    return [trainer.stack.module(i) for i in range(len(seeds))]
 
 
 @contextmanager
@@ -75,14 +51,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def predictions(model: nn.Module, images: Float[Tensor, "n 1 8 8"]) -> Int[Tensor, " n"]:
-    """The digit a network sees in each image."""
-    with torch.no_grad():
-        return model(images).argmax(1)
-
-
-def accuracy(model: nn.Module, data: Digits) -> float:
-    """The fraction of test images a network gets right."""
-    return float((predictions(model, data.test_images) == data.test_labels).float().mean())

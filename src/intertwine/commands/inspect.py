@@ -6,6 +6,8 @@ import json
 import math
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +67,20 @@ def _plain(value: Any) -> Any:
 
 def write(path: str | Path, text: str) -> None:
     """Write a text file, with the folders it lies in."""
+    with writing(path) as file:
+        file.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[Path]:
+    """Make a file and the folders it lies in, for the caller to fill; a place where that fails is the user's error."""
+    file = Path(path)
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()  # not every writer of files says why it could not
+        yield file
     except OSError as error:
-        raise InputError(f"{path} could not be written: {error.strerror}. Choose another place.") from error
+        raise InputError(f"{path} could not be written: {error.strerror or error}. Choose another place.") from error
 
 
 def _check_room(loaded: Loaded) -> None:

@@ -23,6 +23,7 @@ from intertwine.zoo.architectures.registry import architecture, architectures, b
 from intertwine.zoo.datasets.download import download
 from intertwine.zoo.datasets.sources import NAMES
 from intertwine.zoo.folder import Zoo, load
+from intertwine.zoo.manifest import read_manifest
 from intertwine.zoo.progress import Progress
 from intertwine.zoo.recipe import RECIPES
 from intertwine.zoo.training import train
@@ -108,13 +109,18 @@ def _duration(seconds: float) -> str:
 
 def _list(options: Namespace) -> int:
     if options.folder is None:
-        _list_names()
+        _list_names(options.json)
     else:
-        _show(load(options.folder), options.json)
+        place = Path(options.folder)
+        _show(Zoo(place, read_manifest(place), torch.nn.Module), options.json)  # no network is built for a list
     return 0
 
 
-def _list_names() -> None:
+def _list_names(as_json: bool) -> None:
+    if as_json:
+        names = {"architectures": architectures(), "recipes": list(RECIPES), "data": NAMES}
+        sys.stdout.write(json.dumps(names) + "\n")
+        return
     networks = _table("architecture", "parameters", "what it is")
     for name in architectures():
         with torch.device("meta"):  # shapes alone are enough to count

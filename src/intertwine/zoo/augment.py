@@ -17,6 +17,9 @@ from intertwine.zoo.datasets.dataset import Dataset
 from intertwine.zoo.randomness import Purpose, drawn, orders, uniform
 from intertwine.zoo.recipe import Recipe
 
+#: Numbers of a data set up to which it is kept normalised: 2^29 floats are 2 GiB.
+AT_ONCE = 2**29
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -86,7 +89,10 @@ class Feeder:
         self.exact = torch.float64 if dtype == torch.float64 else torch.float32  # half precision rounds the result only
         place = {"dtype": self.exact, "device": data.images.device}
         self.mean, self.std = torch.tensor(data.mean, **place), torch.tensor(data.std, **place)
-        self.fill = self.mean if recipe.shift else torch.zeros_like(self.mean)
+        self.fill = torch.zeros_like(self.mean) if recipe.shift else -self.mean / self.std
+        self.images = data.images
+        if data.images.numel() <= AT_ONCE:  # normalised once, not in every step
+            self.images = self._normalised(data.images)
 
     def __call__(self, draws: Draws, at: slice | Tensor, step: slice | Tensor) -> Batch:
         """The images of one step: `at` are its places in the epoch, `step` its number within it.
@@ -95,26 +101,28 @@ class Feeder:
         """
         which = draws.order[:, at]
         labels = self.data.labels[which]
-        inputs = (self._pixels(draws, which, at) - self.mean) / self.std
-        partners, share = labels, torch.zeros(len(which), dtype=self.exact, device=which.device)
+        inputs = self._inputs(draws, which, at)
+        partners, share = labels, self.mean.new_zeros(len(which))
         if self.recipe.mixup or self.recipe.cutmix:
             inputs, share = _mixed(inputs, draws, step)
             partners = labels.flip(1)
         return Batch(inputs.to(self.dtype).permute(0, 1, 4, 2, 3), labels, partners, share)
 
-    def _pixels(self, draws: Draws, which: Tensor, at: slice | Tensor) -> Tensor:
-        """The images (networks, batch, h, w, c), translated and mirrored."""
-        images = self.data.images
+    def _normalised(self, images: Tensor) -> Tensor:
+        return (images.to(self.exact) - self.mean) / self.std if images.dtype == torch.uint8 else images
+
+    def _inputs(self, draws: Draws, which: Tensor, at: slice | Tensor) -> Tensor:
+        """The images (networks, batch, h, w, c), normalised, translated and mirrored."""
         if not (self.recipe.shift or self.recipe.crop or self.recipe.flip):
-            return images[which].to(self.exact)
-        height, width = images.shape[1:3]
+            return self._normalised(self.images[which])
+        height, width = self.images.shape[1:3]
         down, right, flip = (t[:, at, None] for t in (draws.down, draws.right, draws.flip))
         rows = torch.arange(height, device=which.device) - down
         columns = torch.arange(width, device=which.device) - right
         inside = ((rows >= 0) & (rows < height))[..., :, None] & ((columns >= 0) & (columns < width))[..., None, :]
         columns = torch.where(flip.bool(), width - 1 - columns, columns)
         rows, columns = rows.clamp(0, height - 1)[..., :, None], columns.clamp(0, width - 1)[..., None, :]
-        moved = images[which[..., None, None], rows, columns].to(self.exact)
+        moved = self._normalised(self.images[which[..., None, None], rows, columns])
         return torch.where(inside[..., None], moved, self.fill)
 
 

@@ -57,8 +57,14 @@ def _finish(part: Path, path: Path) -> None:
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold a folder: a second training into it is told to wait, instead of mixing its files with ours."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise InputError(
+            f"A zoo was to be written into {folder}, which cannot be done ({error.strerror}). Give another folder."
+        ) from error
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -36,18 +37,22 @@ def fitted_options(name: str, options: Mapping[str, Any], data: Dataset) -> dict
         decided["classes"] = len(data.classes)
     if data.shape[1:] != entry.input_shape[1:] and data.shape[1] == data.shape[2]:
         decided["side"] = data.shape[1]
-    return {k: v for k, v in decided.items() if k in entry.options} | _plain(options)
+    return {k: v for k, v in decided.items() if k in entry.options} | plain_options(options)
 
 
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as they are written into a manifest; an activation is given by its name there."""
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as they are written into a manifest; an activation is given by its name there."""
+    plain: dict[str, Any] = {}
     for key, value in options.items():
-        if callable(value):
+        try:
+            plain[key] = json.loads(json.dumps(value))  # as it will be read again: tuples are lists
+        except (TypeError, ValueError) as error:
             raise InputError(
-                f"The option {key} was given as {value!r}, which cannot be written into a manifest. Give it by name, "
-                "or pass a function that builds the whole network instead of an architecture's name."
-            )
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+                f"The option {key} was given as {value!r}, which cannot be written into a manifest. Give a name, "
+                "numbers or lists of them, or pass a function that builds the whole network instead of an "
+                "architecture's name."
+            ) from error
+    return plain
 
 
 def checked_factory(name: str, options: Mapping[str, Any], data: Dataset) -> Callable[[], nn.Module]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,9 +20,14 @@ from intertwine.zoo.precision import find_device, precision
 from intertwine.zoo.stacking.stack import Stack
 from intertwine.zoo.trainer import Score, score
 
+if TYPE_CHECKING:
+    Networks = Sequence[nn.Module]
+else:
+    Networks = Sequence  # whoever checks annotations while a program runs would read a network to see its type
+
 
 @dataclass(frozen=True, eq=False)
-class Zoo(Sequence[nn.Module]):
+class Zoo(Networks):
     """Networks in the order of their seeds: `zoo[3]` is a model in eval mode, `zoo.records[3]` what is known of it."""
 
     folder: Path
@@ -52,12 +57,18 @@ class Zoo(Sequence[nn.Module]):
             raise IndexError(f"network {index} of {self.folder} was asked for, which holds {len(self)}: {self.seeds}")
         record = self.records[index]
         file = self.folder / record.file
-        if file.is_file() and sha256(file) != record.sha256:
+        if not file.is_file():
+            raise InputError(
+                f"The network of seed {record.seed} was asked for, but its weights {file} are not there. "
+                "Copy them again from where the zoo came from, or delete the zoo and train it again."
+            )
+        if sha256(file) != record.sha256:
             raise MismatchError(
                 f"{file} is not the file that was written when seed {record.seed} was trained: its sha256 differs from "
                 "the manifest's. Copy it again from where the zoo came from, or delete the zoo and train it again."
             )
-        model = self.factory()
+        with torch.random.fork_rng(devices=[]):  # its start is overwritten; it must not use up the user's numbers
+            model = self.factory()
         fill(model, read_checkpoint(file), str(file))
         return model.eval()
 
@@ -80,6 +91,8 @@ class Zoo(Sequence[nn.Module]):
 
     def evaluate(self, data: Dataset | None = None, device: str | None = None, together: int = 8) -> Score:
         """Accuracy and loss of every network on the test part, in single precision, so many networks at once."""
+        if not self.records:
+            raise InputError(f"{self.folder} was to be tested, but none of its networks is finished. Train it first.")
         how = precision("float32", find_device(device))
         own = (self.dataset() if data is None else data).to(how.device)
         parts = [self[i : i + together] for i in range(0, len(self), together)]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from intertwine.errors import InputError
 from intertwine.zoo.datasets import Dataset
 from intertwine.zoo.files import write_tensors
 from intertwine.zoo.history import History
@@ -23,7 +25,7 @@ from intertwine.zoo.trainer import Trainer
 
 @dataclass(frozen=True)
 class Settings:
-    """What all groups of a run share. `states` is the folder of unfinished groups."""
+    """What all groups of a run share. `states` is the folder of unfinished groups, `architecture` what they are of."""
 
     recipe: Recipe
     data: Dataset
@@ -32,6 +34,7 @@ class Settings:
     score_every: int
     select: str
     states: Path
+    architecture: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Group:
@@ -45,6 +48,7 @@ class Group:
         self.history, self.earlier_seconds, self._start = History(), 0.0, time.monotonic()
         models = [initial(factory, settings.recipe.spawn_seed if settings.recipe.spawn else s) for s in seeds]
         self.trainer = Trainer(models, seeds, settings.data, settings.recipe, settings.precision)
+        self._kept = models[0].state_dict().keys()  # a stack also holds buffers that no file does
         self._best: dict[str, Tensor] = {}
         self._path = settings.states / f"{_digest(seeds, settings)}.safetensors"
         if self._path.is_file():
@@ -84,9 +88,8 @@ class Group:
 
     def weights(self, i: int) -> dict[str, Tensor]:
         """The state dict of one network that is kept."""
-        if not self._best:
-            return self.trainer.stack.state(i)
-        return {name: t[i].cpu().clone() for name, t in self._best.items()}
+        state = {n: t[i].cpu().clone() for n, t in self._best.items()} if self._best else self.trainer.stack.state(i)
+        return {name: t for name, t in state.items() if name in self._kept}
 
     def _keep_best(self) -> None:
         tensors = self.trainer.stack.tensors
@@ -113,8 +116,14 @@ class Group:
             self._path.parent.rmdir()
 
     def _take_up(self, path: Path) -> None:
-        with safe_open(path, "pt") as file:
-            tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+        try:
+            with safe_open(path, "pt") as file:
+                tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+        except SafetensorError as error:
+            raise InputError(
+                f"The state of the seeds {self.seeds} in training, {path}, cannot be read ({error}). "
+                "Delete it, and their training begins anew."
+            ) from error
         self.trainer.restore(tensors, int(about["epoch"]))
         self.history, self.earlier_seconds = History.from_json(about["history"]), float(about["seconds"])
         device = self.settings.precision.device
@@ -130,6 +139,9 @@ class Group:
             score = trainer.score()
             wide = type(score)(score.accuracy.expand(count), score.loss.expand(count))
             self.history.add(loss.expand(count), wide)
+            if self.settings.select == "best-on-test" and self.history.best_epoch(0) == trainer.epoch:
+                tensors = trainer.stack.tensors
+                self._best = {n: t.detach().expand(count, *t.shape[1:]).clone() for n, t in tensors.items()}
         state = {n: t.expand(count, *t.shape[1:]) if t.dim() else t for n, t in trainer.state().items()}
         self.trainer.restore(state, recipe.spawn)
 
@@ -143,5 +155,6 @@ def initial(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 def _digest(seeds: list[int], settings: Settings) -> str:
     """A name for what a state belongs to: another training does not take it up."""
-    made = [seeds, settings.recipe.to_dict(), settings.data.checksum, settings.precision.name, settings.select]
+    data = [settings.data.checksum, settings.data.mean, settings.data.std]
+    made = [seeds, settings.architecture, settings.recipe.to_dict(), data, settings.precision.name, settings.select]
     return hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]

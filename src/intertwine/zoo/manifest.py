@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from intertwine.errors import InputError, MismatchError
 from intertwine.zoo.files import write_json
@@ -14,6 +13,12 @@ from intertwine.zoo.files import write_json
 FILE = "manifest.json"
 FORMAT = 1
 Kind = TypeVar("Kind")
+#: What the parts of a plan must say.
+NEEDED = {
+    "architecture": ("name", "options"),
+    "recipe": ("name",),
+    "data": ("name", "checksum", "mean", "std", "classes", "shape"),
+}
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ def read_manifest(folder: Path) -> Manifest:
             found = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
             raise ValueError(f"it has format {found!r}, this version of intertwine reads format {FORMAT}")
         plan, records = _made(Plan, entries["plan"]), [_made(Record, r) for r in entries["records"]]
+        _check_needed(plan)
     except (ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise InputError(
@@ -111,13 +117,26 @@ def check_same(folder: Path, there: Plan, asked: Plan) -> None:
         )
 
 
-def _made(kind: type[Kind], entries: Mapping[str, Any]) -> Kind:
+def _made(kind: type[Kind], entries: Any) -> Kind:
+    if not isinstance(entries, dict):
+        raise ValueError(f"its {kind.__name__.lower()} is {_short(repr(entries))}")
     wanted, found = {field.name for field in fields(kind)}, set(entries)  # pyrefly: ignore
     if wanted != found:
         lacks = [f"lacks {', '.join(sorted(wanted - found))}"] if wanted - found else []
         extra = [f"has an unknown {', '.join(sorted(found - wanted))}"] if found - wanted else []
         raise ValueError(f"its {kind.__name__.lower()} {' and '.join(lacks + extra)}")
+    for name, hint in get_type_hints(kind).items():
+        right = (int, float) if hint is float else get_origin(hint) or hint
+        if not isinstance(entries[name], right):
+            raise ValueError(f"the {name} of its {kind.__name__.lower()} is {_short(repr(entries[name]))}")
     return kind(**entries)
+
+
+def _check_needed(plan: Plan) -> None:
+    for part, names in NEEDED.items():
+        lacks = [name for name in names if name not in getattr(plan, part)]
+        if lacks:
+            raise ValueError(f"the {part} of its plan lacks {', '.join(lacks)}")
 
 
 def _pairs(a: Any, b: Any, name: str = "") -> list[tuple[str, Any, Any]]:

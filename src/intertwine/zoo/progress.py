@@ -32,8 +32,8 @@ Report = Callable[[Progress], None]
 class Clock:
     """Counts the work of a run in epochs of networks, and estimates the time left from what this run has done."""
 
-    total: float
-    done: float = 0.0  # with what earlier runs did
+    total: int | float
+    done: int | float = 0.0  # with what earlier runs did
     start: float = field(default_factory=time.monotonic)
     own: float = 0.0  # what this run did
 

@@ -121,7 +121,7 @@ RECIPES = {
         _GODFREY,
         Recipe(
             "godfrey-cct", "adamw", 55e-5, epochs=300, batch=128, weight_decay=6e-2, decay="weights",
-            schedule="cosine", warmup=10, label_smoothing=0.1, crop=4, flip=True, mixup=0.8, cutmix=1.0,
+            schedule="cosine", warmup=10.0, label_smoothing=0.1, crop=4, flip=True, mixup=0.8, cutmix=1.0,
             source="Godfrey et al. 2022, appendix on transformers; epochs and warm-up are ours",
         ),
         _CSISZARIK,
@@ -134,11 +134,11 @@ RECIPES = {
         ),
         Recipe(
             "fast", "sgd", 0.2, epochs=10, batch=128, momentum=0.9, nesterov=True, weight_decay=5e-4,
-            schedule="one-cycle", warmup=2, label_smoothing=0.1, shift=2, flip=True, source="a short modern recipe",
+            schedule="one-cycle", warmup=2.0, label_smoothing=0.1, shift=2, flip=True, source="a short modern recipe",
         ),
         Recipe(
             "plain", "sgd", 0.1, epochs=10, batch=128, momentum=0.9, nesterov=True, weight_decay=5e-4,
-            schedule="one-cycle", warmup=2, source="the same without augmentation, for digits and the like",
+            schedule="one-cycle", warmup=2.0, source="the same without augmentation, for digits and the like",
         ),
     )
 }  # fmt: skip

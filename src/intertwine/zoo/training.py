@@ -9,9 +9,11 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from intertwine.errors import InputError
 from intertwine.zoo.datasets import Dataset
 from intertwine.zoo.datasets import data as find_data
 from intertwine.zoo.files import only_writer, write_tensors
-from intertwine.zoo.fitting import check_fits, checked_factory, fitted_options
+from intertwine.zoo.fitting import check_fits, checked_factory, fitted_options, plain_options
 from intertwine.zoo.folder import Zoo
 from intertwine.zoo.group import Group, Settings
 from intertwine.zoo.manifest import FILE, Manifest, Plan, Record, check_same, read_manifest
@@ -83,8 +85,10 @@ def train(
     how = find_recipe(recipe or ("fast" if found.shape[0] == 3 else "plain"), **changes)
     if how.normalise == "unit":
         found = found.normalised([0] * found.shape[0], [255] * found.shape[0])
+    _check_counts(together=together, save_every=save_every, score_every=score_every)
     settings = _settings(how, found, device, precision, save_every, score_every, select, folder)
     described, factory = _architecture(architecture, options or {}, found)
+    settings = replace(settings, architecture=described)
     plan = _plan(described, settings, found, select)
     wanted = _wanted(seeds)
     with only_writer(folder):
@@ -168,12 +172,15 @@ def _settings(
 ) -> Settings:  # fmt: skip
     if select not in SELECT:
         raise InputError(f"select={select!r} was asked for; it is one of {', '.join(SELECT)}.")
-    for what, number in (("save_every", save_every), ("score_every", score_every)):
-        if number is not None and number < 1:
-            raise InputError(f"{what}={number} was asked for; give 1 or more.")
     how = precision(name, find_device(device))
     every = save_every or max(1, recipe.epochs // 10)
     return Settings(recipe, data, how, every, score_every, select, folder / "training")
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, number in counts.items():
+        if number is not None and number < 1:
+            raise InputError(f"{name}={number} was asked for; give 1 or more.")
 
 
 def _architecture(
@@ -184,9 +191,18 @@ def _architecture(
         return {"name": which, "options": chosen}, checked_factory(which, chosen, data)
     if options:
         raise InputError("Options were given beside a function that builds the network; let the function use them.")
-    name = f"{getattr(which, '__module__', '?')}.{getattr(which, '__qualname__', repr(which))}"
+    name, chosen = _described(which)
     check_fits(which, name, data)
-    return {"name": name, "options": {}, "own": True}, which
+    return {"name": name, "options": chosen, "own": True}, which
+
+
+def _described(which: Callable[..., nn.Module]) -> tuple[str, dict[str, Any]]:
+    """A name for a user's own function that is the same in every process, and what `partial` gives to it."""
+    if isinstance(which, partial):
+        name, chosen = _described(which.func)
+        return name, chosen | plain_options({str(i): value for i, value in enumerate(which.args)} | which.keywords)
+    named = which if hasattr(which, "__qualname__") else type(which)
+    return f"{named.__module__}.{named.__qualname__}", {}
 
 
 def _plan(architecture: dict[str, Any], settings: Settings, data: Dataset, select: str) -> Plan:
@@ -207,11 +223,14 @@ def _manifest(folder: Path, plan: Plan) -> Manifest:
 
 
 def _wanted(seeds: Iterable[int]) -> list[int]:
-    wanted = [int(seed) for seed in seeds]
+    try:
+        wanted = [index(seed) for seed in seeds]
+    except TypeError as error:
+        raise InputError(f"Seeds are whole numbers from 0, each given once; found something else ({error}).") from error
     if not wanted:
         raise InputError("A zoo of no seeds was asked for. Give at least one, such as seeds=range(8).")
-    if len(set(wanted)) != len(wanted) or min(wanted) < 0:
-        raise InputError(f"Seeds are whole numbers from 0, each given once; found {wanted}.")
+    if len(set(wanted)) != len(wanted) or min(wanted) < 0 or max(wanted) >= 2**63:
+        raise InputError(f"Seeds are whole numbers from 0 to below 2^63, each given once; found {wanted}.")
     return wanted
 
 

@@ -12,7 +12,7 @@ TEST_SIZE = 360
 
 
 def read_digits() -> Dataset:
-    """The digits, shuffled once and for all and cut in the same way as the demo does; pixels are 0 to 16."""
+    """The digits, shuffled once and for all; pixels are 0 to 16."""
     bunch = extra("sklearn.datasets", "scikit-learn", "the data set digits").load_digits()
     images, labels = bunch.images.astype(np.uint8)[..., None], bunch.target
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).numpy()

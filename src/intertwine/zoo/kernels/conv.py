@@ -203,10 +203,10 @@ def weight_gradient(
 def _tile(inside: int, outside: int) -> Tile:
     columns = max(16, min(128, triton.next_power_of_2(outside)))
     depth = max(16, min(64, triton.next_power_of_2(inside)))
-    return Tile(128, columns, depth, 8 if columns == 128 else 4, 4)
+    return Tile(128, columns, depth, 8 if columns == 128 else 4, 3)  # three stages leave room for two programs
 
 
 def _weight_tile(inside: int, outside: int) -> Tile:
     rows = max(16, min(128, triton.next_power_of_2(inside)))
     columns = max(16, min(128, triton.next_power_of_2(outside)))
-    return Tile(rows, columns, 64, 8 if rows * columns >= 128 * 128 else 4, 4)
+    return Tile(rows, columns, 64, 8 if rows * columns >= 128 * 128 else 4, 3)

@@ -66,20 +66,13 @@ def trace(model: nn.Module, together: bool = False) -> Program:
 
 def _graph(model: nn.Module) -> fx.Graph | None:
     """The traced forward; none where it branches on data or on optional inputs, or is another one in training."""
+    turned = copy.deepcopy(model).train(not model.training)  # before the trace, which leaves constants in the model
     try:
-        graph = fx.symbolic_trace(model).graph
-        other = fx.symbolic_trace(copy.deepcopy(model).train(not model.training)).graph
+        graph, other = fx.symbolic_trace(model).graph, fx.symbolic_trace(turned).graph
     except Exception:  # noqa: BLE001 - the forward is foreign code; whole, it is called as it is
         return None
     optional = any(node.args or str(node.target).startswith("*") for node in graph.find_nodes(op="placeholder"))
     return None if optional or str(graph) != str(other) else graph
-
-
-def _graph(model: nn.Module) -> fx.Graph | None:
-    try:
-        return fx.symbolic_trace(model).graph
-    except Exception:  # noqa: BLE001 - the forward is foreign code, and may fail in any way
-        return None
 
 
 def _step(node: fx.Node) -> Step:

@@ -74,7 +74,8 @@ class Stack:
             values[step.into] = runner(values)
             for name in step.drops:
                 del values[name]
-        return fx.map_arg(self._program.output, lambda node: values[node.name])
+        output = self._program.output
+        return values[output.name] if isinstance(output, fx.Node) else fx.map_arg(output, lambda n: values[n.name])
 
     def train(self, mode: bool = True) -> Stack:
         """Batch statistics and dropout, or not."""
@@ -138,12 +139,17 @@ class Stack:
         match module:
             case nn.Linear() if "weight" in tensors:  # and is not made of others
                 return lambda args, kwargs: layers.linear(module, tensors, *args, **kwargs)
+            case nn.Conv2d() if "weight" in tensors:
+                return lambda args, kwargs: layers.convolution(module, tensors, *args, **kwargs)
             case nn.modules.batchnorm._BatchNorm():
                 return lambda args, kwargs: layers.batch_norm(module, tensors, *args, training=self.training)
             case nn.Dropout():
                 return lambda args, kwargs: layers.dropout(module, args[0], self.keys if self.training else None, place)
             case _ if isinstance(module, layers.ENTRYWISE):
                 return lambda args, kwargs: module(*args)
+            case nn.Flatten() if module.start_dim > 0:
+                end = module.end_dim + (module.end_dim >= 0)
+                return lambda args, kwargs: args[0].flatten(module.start_dim + 1, end)
             case _ if isinstance(module, layers.POOLS):
                 return lambda args, kwargs: layers.pooled(module, *args)
         return lambda args, kwargs: layers.anything(module.train(self.training), tensors, args, kwargs, len(self))
@@ -156,6 +162,8 @@ class Stack:
 
 
 def _filled(step: Step, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if len(step.args) == 1 and isinstance(step.args[0], fx.Node) and not step.kwargs:  # the usual case, and quick
+        return (values[step.args[0].name],), {}
     return fx.map_arg((step.args, step.kwargs), lambda node: values[node.name])
 
 
