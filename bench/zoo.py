@@ -6,7 +6,7 @@
     python bench/zoo.py accuracy myrtle --recipe godfrey --seeds 0:8 --out zoos/myrtle      # CIFAR-10 (one GPU)
     python bench/zoo.py page         # the tables of everything measured so far
 
-Results are kept in bench/results/zoo.json. Data is found through INTERTWINE_DATA; without it `speed` takes random images.
+Results are kept in bench/results/zoo.json. Data is found through INTERTWINE_DATA; `speed` can do with random images.
 """
 
 from __future__ import annotations

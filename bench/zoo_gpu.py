@@ -174,10 +174,11 @@ def _layer(networks: int, batch: int, side: int, inside: int, outside: int) -> I
     }  # fmt: skip
     for name, (call, passes) in calls.items():
         seconds = _gpu_seconds(call)
-        rate = passes * dy.numel() * 2 / seconds / 1e12 if passes else 0.0
         work = 2 * networks * batch * side * side * 9 * inside * outside / seconds / 1e12
+        moved = passes * dy.numel() * 2 / seconds / 1e12
         row = {
             "layer": f"{inside}→{outside} at {side}×{side}", "kernel": name, "ms": seconds * 1e3,
-            "tflops": None if passes else work, "tb_s": rate or None,
-        })  # fmt: skip
-        print(rows[-1], flush=True)
+            "tflops": None if passes else work, "tb_s": moved if passes else None,
+        }  # fmt: skip
+        print(row, flush=True)
+        yield row
