@@ -40,6 +40,7 @@ bench: $(VENV)/.installed-dev  ## measure everything: discovery time, fuzzed net
 	$(BIN)/python bench/coverage.py --again
 	$(BIN)/python bench/canonical.py
 	$(BIN)/python bench/canonical.py --planted --again
+	$(BIN)/python bench/zoo.py cpu
 
 docs: $(VENV)/.installed-dev  ## write the generated pages again from the results at hand
 	$(BIN)/python bench/coverage.py --page

@@ -117,7 +117,8 @@ def _gpu_seconds(call: Callable[[], Any], times: int = 10) -> float:
 
 def _plain_gpu(name: str, images: Dataset, how: Recipe, steps: int = 200) -> float:
     """One network in a plain loop (autocast to bfloat16, channels last, data on the GPU), seconds per epoch."""
-    model = build(name).cuda().to(memory_format=torch.channels_last)
+    model = build(name).cuda()
+    model.to(memory_format=torch.channels_last)  # pyrefly: ignore
     inputs, labels = images.inputs(images.images).cuda(), images.labels.cuda()
     optimizer = torch.optim.Adam(model.parameters(), how.rate)
     order = torch.randperm(len(labels), device="cuda")

@@ -50,9 +50,9 @@ UNITS: dict[str, tuple[int, int, int, int, int, float, bool, bool]] = {
 }
 
 
-def gap(found: Tensor | None, expected: Tensor) -> float:
+def gap(found: Tensor | None, expected: Tensor | None) -> float:
     """The relative error; not a number and missing things are errors without bound."""
-    if found is None or found.shape != expected.shape or not found.isfinite().all():
+    if found is None or expected is None or found.shape != expected.shape or not found.isfinite().all():
         return float("inf")
     return float((found.double() - expected).detach().norm() / expected.detach().norm().clamp_min(1e-6))
 
@@ -276,17 +276,23 @@ def stack(case: str) -> Errors:
     (found * weights).sum().backward()
     (expected * weights).sum().backward()
     errors["outputs"] = gap(found, expected)
-    largest = max(float(p.grad.norm()) for p in exact.parameters.values())
-    for name, p in exact.parameters.items():
-        own = fast.parameters[name]
-        real = float(p.grad.norm()) > 1e-9 * largest  # else it is zero, but for rounding
-        errors[name] = gap(own.grad, p.grad) if real else float(own.grad.norm()) / largest
-        errors[f"strides of {name}"] = float(layout(own.grad) != layout(own))
+    gradients = {name: grads(fast.parameters[name], p) for name, p in exact.parameters.items()}
+    largest = max(float(gradient.norm()) for _, gradient in gradients.values())
+    for name, (own, gradient) in gradients.items():
+        real = float(gradient.norm()) > 1e-9 * largest  # else it is zero, but for rounding
+        errors[name] = gap(own, gradient) if real else float(own.norm()) / largest
+        errors[f"strides of {name}"] = float(layout(own) != layout(fast.parameters[name]))
     errors |= {name: gap(fast.buffers[name], t.double()) for name, t in exact.buffers.items()}
     with torch.no_grad():
         errors["in use"] = gap(fast.train(False)(x), exact.train(False)(x.double()))
     errors |= {f"{name} in use": gap(fast.buffers[name], t.double()) for name, t in exact.buffers.items()}
     return errors
+
+
+def grads(*parameters: Tensor) -> tuple[Tensor, ...]:
+    """The gradients, which are there even where they are zero."""
+    assert all(p.grad is not None for p in parameters)
+    return tuple(p.grad for p in parameters if p.grad is not None)
 
 
 def layout(x: Tensor) -> list[int]:

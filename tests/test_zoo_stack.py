@@ -1,6 +1,7 @@
 """Stacks: every architecture at once gives what each network gives alone; and how foreign networks are taken."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def close(found: Tensor, expected: Tensor, least: float = 1e-12) -> bool:
     return bool((found - expected).norm() <= 1e-10 * expected.norm() + least)
 
 
-def check(models: list[nn.Module], inputs: Tensor, **options: Any) -> Stack:
+def check(models: Sequence[nn.Module], inputs: Tensor, **options: Any) -> Stack:
     """Outputs, gradients and buffers of one call in training, then the outputs in use, against each network alone."""
     stack = Stack(models, dtype=torch.float64, **options)
     outputs = stack(inputs)
@@ -390,6 +391,7 @@ def test_gradients_pass_where_nothing_was_dropped() -> None:
     x = torch.randn(2, 3, 4, requires_grad=True)
     y = stack(x)
     y.sum().backward()
+    assert x.grad is not None
     assert torch.equal(x.grad, (y != 0).float() * 2)
 
 

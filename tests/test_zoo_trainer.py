@@ -44,7 +44,8 @@ def network(seed: int, kind: str = "conv") -> nn.Module:
 
 
 def how(**changes: Any) -> Recipe:
-    return Recipe(**{"name": "own", "optimizer": "sgd", "rate": 0.05, "epochs": 3, "batch": 16, **changes})
+    entries: dict[str, Any] = {"name": "own", "optimizer": "sgd", "rate": 0.05, "epochs": 3, "batch": 16, **changes}
+    return Recipe(**entries)
 
 
 RECIPES = {

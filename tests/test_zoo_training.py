@@ -578,8 +578,8 @@ def test_a_state_that_cannot_be_read(stopped: Path) -> None:
     [
         {"rate": 0.05},
         {"options": {**SMALL, "activation": "tanh"}},
-        {"data": digits().normalised([8], [4])},
-        {"data": zoo.data("digits").subset(200, 100)},
+        {"data": lambda: digits().normalised([8], [4])},
+        {"data": lambda: zoo.data("digits").subset(200, 100)},
         {"precision": "float64"},
         {"select": "best-on-test"},
         {"seeds": [1, 0]},
@@ -587,6 +587,7 @@ def test_a_state_that_cannot_be_read(stopped: Path) -> None:
     ids=["recipe", "architecture", "normalisation", "data", "precision", "selection", "seeds"],
 )
 def test_the_state_of_another_training_is_not_taken_up(how: dict[str, Any], stopped: Path, tmp_path: Path) -> None:
+    how = {name: value() if callable(value) else value for name, value in how.items()}
     (stopped / "manifest.json").unlink()  # which would refuse most of these
     made(tmp_path / "fresh", **how)
     seen: list[Progress] = []

@@ -6,7 +6,8 @@ else; so a run that is taken up again ends with the weights it would have ended 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -92,7 +93,8 @@ class Trainer:
             self._record(size)
         else:
             self._eager += 1
-            self._train_counted(size)
+            with self._beside():
+                self._train_counted(size)
 
     def _record(self, size: int) -> None:
         """Record one step on the GPU, and run it."""
@@ -102,6 +104,15 @@ class Trainer:
             self._train_counted(size)
         self._graph = graph
         graph.replay()
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Run on a stream of its own, as a recording will: what autograd keeps must not be tied to the default one."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+        torch.cuda.current_stream().wait_stream(stream)
 
     def _train_counted(self, size: int) -> None:
         """One step whose number is read on the device."""
