@@ -401,11 +401,16 @@ def test_spawned_networks_share_their_first_epochs(tmp_path: Path) -> None:
         assert other["train_loss"][3] != first["train_loss"][3]
 
 
+@pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("spawn", [1, 2])
-def test_spawned_networks_are_copies_at_first(spawn: int, tmp_path: Path) -> None:
+def test_spawned_networks_are_copies_at_first(spawn: int, together: int, tmp_path: Path) -> None:
     """From epoch 2 on the rate is zero: the weights are those after two epochs, shared or not."""
-    made(tmp_path, seeds=[0, 4], epochs=3, spawn=spawn, spawn_seed=9, schedule="steps", milestones=[2], gamma=0.0)
-    assert (apart(tensors(tmp_path, 0), tensors(tmp_path, 4)) == 0) == (spawn == 2)
+    how: dict[str, Any] = {"epochs": 3, "schedule": "steps", "milestones": [2], "gamma": 0.0}
+    made(tmp_path / "spawned", seeds=[0, 4], together=together, spawn=spawn, spawn_seed=9, **how)
+    made(tmp_path / "parent", seeds=[9], **how)
+    first, second = (tensors(tmp_path / "spawned", seed) for seed in (0, 4))
+    assert (apart(first, second) == 0) == (spawn == 2)
+    assert (apart(first, tensors(tmp_path / "parent", 9)) < 1e-6) == (spawn == 2)
 
 
 def test_the_parent_of_spawned_networks_is_the_network_of_its_seed(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """The errors intertwine raises. Every message says what was asked, what was found and what to do next."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class IntertwineError(Exception):
     """Root of every error raised on purpose by intertwine."""
@@ -19,3 +22,13 @@ class MismatchError(IntertwineError, ValueError):
 
 class RuleError(IntertwineError, RuntimeError):
     """A rule for an op broke one of the promises a rule makes."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The sentence that names what was probably meant, with a space behind it; empty where nothing is near.
+
+    >>> did_you_mean("mirtle", ["mlp", "myrtle"])
+    'Did you mean myrtle? '
+    """
+    near = get_close_matches(name, list(known), n=4, cutoff=0.5)
+    return f"Did you mean {', '.join(near)}? " if near else ""

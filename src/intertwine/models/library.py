@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterable
-from difflib import get_close_matches
 from types import ModuleType
 
-from intertwine.errors import InputError
+from intertwine.errors import InputError, did_you_mean
 from intertwine.models.torchvision_ops import declare_missing_ops
 
 #: Package → the extra of intertwine that installs it.
@@ -28,6 +27,5 @@ def import_library(package: str) -> ModuleType:
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> InputError:
     """The error for a name that a library does not know, with the names nearest to it."""
-    near = get_close_matches(name, list(known), n=4, cutoff=0.5)
-    meant = f"Did you mean {', '.join(near)}? " if near else ""
+    meant = did_you_mean(name, known)
     return InputError(f"{kind} {name!r} was asked for, but there is none of that name. {meant}{hint}")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from difflib import get_close_matches
 from math import ceil, cos, pi
 from typing import Any
 
-from intertwine.errors import InputError
+from intertwine.errors import InputError, did_you_mean
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("steps", "cosine", "one-cycle")
@@ -157,9 +156,9 @@ def recipe(which: str | Recipe, **changes: Any) -> Recipe:
     """
     if isinstance(which, str):
         if which not in RECIPES:
-            near = get_close_matches(which, RECIPES, n=2, cutoff=0.5)
-            meant = f"Did you mean {', '.join(near)}? " if near else ""
-            raise InputError(f"There is no recipe {which!r}. {meant}The names are {', '.join(RECIPES)}.")
+            raise InputError(
+                f"There is no recipe {which!r}. {did_you_mean(which, RECIPES)}The names are {', '.join(RECIPES)}."
+            )
         which = RECIPES[which]
     changes = {key: value for key, value in changes.items() if value is not None}
     unknown = sorted(set(changes) - {field.name for field in fields(Recipe)})

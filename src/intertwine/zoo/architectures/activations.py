@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
 
 from torch import nn
 
-from intertwine.errors import InputError
+from intertwine.errors import InputError, did_you_mean
 
 #: A name ("relu", "leaky_relu:0.1"), a module to be copied, or a function of no arguments that returns a module.
 Activation = str | Callable[..., object]
@@ -67,11 +66,9 @@ def maker(activation: Activation, slope: float | None = None) -> Callable[[], nn
 def _by_name(text: str) -> Callable[[], nn.Module]:
     name, colon, number = text.partition(":")
     if name not in MODULES:
-        near = get_close_matches(name, MODULES, n=3, cutoff=0.5)
-        meant = f"Did you mean {', '.join(near)}? " if near else ""
         raise InputError(
-            f"The activation {text!r} was asked for, but there is none of that name. {meant}The names are "
-            f"{', '.join(MODULES)}; or pass a function that returns a module."
+            f"The activation {text!r} was asked for, but there is none of that name. {did_you_mean(name, MODULES)}The "
+            f"names are {', '.join(MODULES)}; or pass a function that returns a module."
         )
     if not colon:
         return MODULES[name]

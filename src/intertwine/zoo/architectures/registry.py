@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from intertwine.errors import InputError
+from intertwine.errors import InputError, did_you_mean
 from intertwine.zoo.architectures.activations import maker
 from intertwine.zoo.architectures.cct import cct
 from intertwine.zoo.architectures.gpt import CONTEXT, VOCAB, gpt
@@ -103,11 +102,9 @@ def architecture(name: str) -> Architecture:
     ('width', 'in_channels', 'classes', 'activation', 'slope')
     """
     if name not in _ALL:
-        near = get_close_matches(name, _ALL, n=4, cutoff=0.5)
-        meant = f"Did you mean {', '.join(near)}? " if near else ""
         raise InputError(
-            f"The zoo network {name!r} was asked for, but there is none of that name. {meant}The names are "
-            f"{', '.join(_ALL)}."
+            f"The zoo network {name!r} was asked for, but there is none of that name. {did_you_mean(name, _ALL)}The "
+            f"names are {', '.join(_ALL)}."
         )
     return _ALL[name]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from intertwine.errors import InputError
+from intertwine.errors import InputError, did_you_mean
 
 #: The names `data` understands.
 NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "imagefolder")
@@ -102,10 +101,9 @@ def known_name(name: str) -> str:
     plain = {_plain(known): known for known in NAMES}
     if _plain(name) in plain:
         return plain[_plain(name)]
-    near = get_close_matches(_plain(name), list(plain), n=3, cutoff=0.4)
-    meant = f" Did you mean {' or '.join(plain[close] for close in near)}?" if near else ""
     raise InputError(
-        f"No data set is called {name!r}.{meant} There are {', '.join(NAMES)}; folder:PATH reads a folder of images."
+        f"No data set is called {name!r}. {did_you_mean(name.lower(), NAMES)}There are {', '.join(NAMES)}; folder:PATH "
+        "reads a folder of images."
     )
 
 

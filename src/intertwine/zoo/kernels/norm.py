@@ -39,27 +39,43 @@ def _corner(rows, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _four(x, at, mask, scale, shift, WIDTH: tl.constexpr, C: tl.constexpr):
+    """x and z of the four pixels of each pooled one, and the largest z."""
+    x0, z0 = _affine(x, at, mask, scale, shift)
+    x1, z1 = _affine(x, at + C, mask, scale, shift)
+    x2, z2 = _affine(x, at + WIDTH * C, mask, scale, shift)
+    x3, z3 = _affine(x, at + (WIDTH + 1) * C, mask, scale, shift)
+    return x0, x1, x2, x3, z0, z1, z2, tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
+
+
+@triton.jit
+def _place(C: tl.constexpr, BC: tl.constexpr):
+    """The network, the tile of rows and the channels of a program."""
+    across: tl.constexpr = (C + BC - 1) // BC
+    return tl.program_id(1).to(tl.int64), tl.program_id(0) // across, tl.program_id(0) % across * BC + tl.arange(0, BC)
+
+
+@triton.jit
+def _per_channel(values, network, c, C: tl.constexpr):
+    return tl.load(values + network * C + c, mask=c < C, other=0.0)
+
+
+@triton.jit
 def _forward(
     x, skip, y, scale, shift, slope, rows,
     WIDTH: tl.constexpr, C: tl.constexpr, SKIP: tl.constexpr, POOL: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    network = tl.program_id(1).to(tl.int64)
-    across: tl.constexpr = (C + BC - 1) // BC
-    m = tl.program_id(0) // across * BM + tl.arange(0, BM)
-    c = tl.program_id(0) % across * BC + tl.arange(0, BC)
+    network, tile, c = _place(C, BC)
+    m = tile * BM + tl.arange(0, BM)
     mask = (m < rows)[:, None] & (c < C)[None, :]
-    a = tl.load(scale + network * C + c, mask=c < C, other=0.0)
-    b = tl.load(shift + network * C + c, mask=c < C, other=0.0)
+    a = _per_channel(scale, network, c, C)
+    b = _per_channel(shift, network, c, C)
     y += network * rows * C
     if POOL:
         x += network * rows * 4 * C
         at = _corner(m, WIDTH)[:, None] * C + c[None, :]
-        _, z0 = _affine(x, at, mask, a, b)
-        _, z1 = _affine(x, at + C, mask, a, b)
-        _, z2 = _affine(x, at + WIDTH * C, mask, a, b)
-        _, z3 = _affine(x, at + (WIDTH + 1) * C, mask, a, b)
-        z = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
+        _, _, _, _, _, _, _, z = _four(x, at, mask, a, b, WIDTH, C)
     else:
         x += network * rows * C
         _, z = _affine(x, m[:, None] * C + c[None, :], mask, a, b)
@@ -75,13 +91,10 @@ def _reduce(
     BM: tl.constexpr, BC: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Per channel the sums over pixels of dz and of dz · (x - mean)."""
-    network = tl.program_id(1).to(tl.int64)
-    across: tl.constexpr = (C + BC - 1) // BC
-    tile = tl.program_id(0) // across
-    c = tl.program_id(0) % across * BC + tl.arange(0, BC)
-    a = tl.load(scale + network * C + c, mask=c < C, other=0.0)
-    b = tl.load(shift + network * C + c, mask=c < C, other=0.0)
-    mu = tl.load(mean + network * C + c, mask=c < C, other=0.0)[None, :]
+    network, tile, c = _place(C, BC)
+    a = _per_channel(scale, network, c, C)
+    b = _per_channel(shift, network, c, C)
+    mu = _per_channel(mean, network, c, C)[None, :]
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     x += network * rows * (4 if POOL else 1) * C
     y += network * rows * C
@@ -93,11 +106,7 @@ def _reduce(
         dz = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
         if POOL:
             corner = _corner(m, WIDTH)[:, None] * C + c[None, :]
-            x0, z0 = _affine(x, corner, mask, a, b)
-            x1, z1 = _affine(x, corner + C, mask, a, b)
-            x2, z2 = _affine(x, corner + WIDTH * C, mask, a, b)
-            x3, z3 = _affine(x, corner + (WIDTH + 1) * C, mask, a, b)
-            z = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
+            x0, x1, x2, x3, z0, z1, z2, z = _four(x, corner, mask, a, b, WIDTH, C)
             value = tl.where(z0 == z, x0, tl.where(z1 == z, x1, tl.where(z2 == z, x2, x3)))
         elif SKIP:  # the sign of what came out tells on which side of the unit z lay
             value, _ = _affine(x, at, mask, a, b)
@@ -113,7 +122,7 @@ def _reduce(
 
 
 @triton.jit
-def _part(dx, x, z, dz, at, mask, chosen, a, b, c):
+def _part(dx, x, dz, at, mask, chosen, a, b, c):
     """Write dx = a · dz + b · x + c of one of four pooled pixels; only the chosen one has a gradient."""
     grad = tl.where(chosen, dz, 0.0) * a[None, :] + x * b[None, :] + c[None, :]
     tl.store(dx + at, grad.to(dx.dtype.element_ty), mask=mask)
@@ -126,37 +135,30 @@ def _backward(
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dx = factor · dz + linear · x + constant per channel, and dz itself for the skip connection."""
-    network = tl.program_id(1).to(tl.int64)
-    across: tl.constexpr = (C + BC - 1) // BC
-    m = tl.program_id(0) // across * BM + tl.arange(0, BM)
-    c = tl.program_id(0) % across * BC + tl.arange(0, BC)
+    network, tile, c = _place(C, BC)
+    m = tile * BM + tl.arange(0, BM)
     mask = (m < rows)[:, None] & (c < C)[None, :]
-    channel = network * C + c
-    a = tl.load(scale + channel, mask=c < C, other=0.0)
-    b = tl.load(shift + channel, mask=c < C, other=0.0)
-    f = tl.load(factor + channel, mask=c < C, other=0.0)
-    g = tl.load(linear + channel, mask=c < C, other=0.0)
-    h = tl.load(constant + channel, mask=c < C, other=0.0)
+    a = _per_channel(scale, network, c, C)
+    b = _per_channel(shift, network, c, C)
+    f = _per_channel(factor, network, c, C)
+    g = _per_channel(linear, network, c, C)
+    h = _per_channel(constant, network, c, C)
     at = m[:, None] * C + c[None, :]
     x += network * rows * (4 if POOL else 1) * C
     dx += network * rows * (4 if POOL else 1) * C
     dz = tl.load(dy + network * rows * C + at, mask=mask, other=0.0).to(tl.float32)
     if POOL:
         at = _corner(m, WIDTH)[:, None] * C + c[None, :]
-        x0, z0 = _affine(x, at, mask, a, b)
-        x1, z1 = _affine(x, at + C, mask, a, b)
-        x2, z2 = _affine(x, at + WIDTH * C, mask, a, b)
-        x3, z3 = _affine(x, at + (WIDTH + 1) * C, mask, a, b)
-        z = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
+        x0, x1, x2, x3, z0, z1, z2, z = _four(x, at, mask, a, b, WIDTH, C)
         dz = tl.where(z > 0, dz, dz * slope)
         is0 = z0 == z  # the first of equals, as torch has it
         is1 = (z1 == z) & (z0 != z)
         is2 = (z2 == z) & (z1 != z) & (z0 != z)
         is3 = (z2 != z) & (z1 != z) & (z0 != z)
-        _part(dx, x0, z0, dz, at, mask, is0, f, g, h)
-        _part(dx, x1, z1, dz, at + C, mask, is1, f, g, h)
-        _part(dx, x2, z2, dz, at + WIDTH * C, mask, is2, f, g, h)
-        _part(dx, x3, z3, dz, at + (WIDTH + 1) * C, mask, is3, f, g, h)
+        _part(dx, x0, dz, at, mask, is0, f, g, h)
+        _part(dx, x1, dz, at + C, mask, is1, f, g, h)
+        _part(dx, x2, dz, at + WIDTH * C, mask, is2, f, g, h)
+        _part(dx, x3, dz, at + (WIDTH + 1) * C, mask, is3, f, g, h)
     else:
         value, z = _affine(x, at, mask, a, b)
         if SKIP:
@@ -171,10 +173,7 @@ def _backward(
 @triton.jit
 def _moments(x, sums, rows, tiles, C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, STEPS: tl.constexpr):
     """Per channel the sum over pixels of x and of its square."""
-    network = tl.program_id(1).to(tl.int64)
-    across: tl.constexpr = (C + BC - 1) // BC
-    tile = tl.program_id(0) // across
-    c = tl.program_id(0) % across * BC + tl.arange(0, BC)
+    network, tile, c = _place(C, BC)
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     x += network * rows * C
     for i in range(STEPS):
