@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from intertwine.zoo.architectures import build
+from intertwine.zoo.networks import build
 from intertwine.zoo.datasets import Dataset, data
 from intertwine.zoo.group import initial
 from intertwine.zoo.precision import precision

@@ -240,7 +240,7 @@ def smaller(model: nn.Module) -> nn.Module:
 
 def _networks() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]]:
     """How each is built, the shape of its inputs (networks, images, …), and how many chains it has."""
-    from intertwine.zoo.architectures.registry import build
+    from intertwine.zoo.networks.registry import build
 
     wide = (8, 8, 16, 16)
     plain: dict[str, Any] = {"widths": wide, "norm": False, "activation": "leaky_relu:0.1"}

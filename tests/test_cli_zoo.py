@@ -20,7 +20,7 @@ from torch import nn
 from intertwine import zoo
 from intertwine.cli import main
 from intertwine.commands import zoo as command
-from intertwine.zoo.architectures.registry import architectures
+from intertwine.zoo.networks.registry import architectures
 from intertwine.zoo.datasets.sources import SOURCES, Source
 from intertwine.zoo.manifest import read_manifest
 

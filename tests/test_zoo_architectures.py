@@ -13,10 +13,10 @@ import intertwine as it
 from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.errors import InputError
 from intertwine.models import load
-from intertwine.zoo.architectures.activations import MODULES, maker
-from intertwine.zoo.architectures.options import one_of
-from intertwine.zoo.architectures.registry import architecture, architectures, build
-from intertwine.zoo.architectures.sites import figure_numbers, relu_paths
+from intertwine.zoo.networks.activations import MODULES, maker
+from intertwine.zoo.networks.options import one_of
+from intertwine.zoo.networks.registry import architecture, architectures, build
+from intertwine.zoo.networks.sites import figure_numbers, relu_paths
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from intertwine.errors import InputError, MismatchError
-from intertwine.zoo.architectures.registry import build
+from intertwine.zoo.networks.registry import build
 from intertwine.zoo.randomness import Purpose, keyed
 from intertwine.zoo.stacking.chains import Chain, chains
 from intertwine.zoo.stacking.program import ROOT, trace

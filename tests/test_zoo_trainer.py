@@ -13,7 +13,7 @@ from scipy.stats import beta
 from torch import Tensor, nn
 
 from intertwine.errors import InputError
-from intertwine.zoo.architectures.registry import build
+from intertwine.zoo.networks.registry import build
 from intertwine.zoo.datasets import data as find_data
 from intertwine.zoo.datasets.dataset import Dataset
 from intertwine.zoo.optimizers import make_optimizer

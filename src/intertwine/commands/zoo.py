@@ -19,11 +19,11 @@ from rich.text import Text
 
 from intertwine.commands.show import human, terminal
 from intertwine.errors import InputError
-from intertwine.zoo.architectures.registry import architecture, architectures, build
 from intertwine.zoo.datasets.download import download
 from intertwine.zoo.datasets.sources import NAMES
 from intertwine.zoo.folder import Zoo, load
 from intertwine.zoo.manifest import read_manifest
+from intertwine.zoo.networks.registry import architecture, architectures, build
 from intertwine.zoo.progress import Progress
 from intertwine.zoo.recipe import RECIPES
 from intertwine.zoo.training import train

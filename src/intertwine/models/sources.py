@@ -11,7 +11,7 @@ from torch import nn
 from intertwine.models.huggingface import from_transformers
 from intertwine.models.inputs import Example
 from intertwine.models.library import import_library, unknown
-from intertwine.zoo.architectures.registry import architecture
+from intertwine.zoo.networks.registry import architecture
 
 
 def from_timm(name: str) -> tuple[nn.Module, Example | None]:

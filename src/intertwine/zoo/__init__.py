@@ -14,19 +14,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from intertwine.zoo.architectures.registry import architectures as architectures
-    from intertwine.zoo.architectures.registry import build as build
     from intertwine.zoo.datasets.dataset import Dataset as Dataset
     from intertwine.zoo.datasets.download import download as download
     from intertwine.zoo.datasets.find import data as data
     from intertwine.zoo.folder import Zoo as Zoo
     from intertwine.zoo.folder import load as load
+    from intertwine.zoo.networks.registry import architectures as architectures
+    from intertwine.zoo.networks.registry import build as build
     from intertwine.zoo.recipe import Recipe as Recipe
     from intertwine.zoo.training import train as train
 
 _HOMES = {
-    "architectures": "architectures.registry",
-    "build": "architectures.registry",
+    "architectures": "networks.registry",
+    "build": "networks.registry",
     "Dataset": "datasets.dataset",
     "download": "datasets.download",
     "data": "datasets.find",

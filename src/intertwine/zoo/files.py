@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from intertwine.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows, where the folder is not held
+    fcntl = None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> str:
@@ -66,9 +70,12 @@ def only_writer(folder: Path) -> Iterator[None]:
         ) from error
     with lock as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise InputError(
                 f"Another process is training into {folder}. Wait until it has ended, or give another folder."
             ) from error
+        except OSError:  # a file system without locks: go on without one
+            pass
         yield  # the system lets the lock go with the file, also when the process is killed

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from intertwine.errors import InputError
-from intertwine.zoo.architectures import build
-from intertwine.zoo.architectures.registry import architecture
 from intertwine.zoo.datasets import Dataset
+from intertwine.zoo.networks import build
+from intertwine.zoo.networks.registry import architecture
 
 HIDDEN = 512  # units of a perceptron whose widths nobody chose
 

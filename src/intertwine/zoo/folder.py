@@ -12,10 +12,10 @@ from torch import nn
 
 from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.errors import InputError, MismatchError
-from intertwine.zoo.architectures import build
 from intertwine.zoo.datasets import Dataset, data
 from intertwine.zoo.files import sha256
 from intertwine.zoo.manifest import Manifest, Record, read_manifest
+from intertwine.zoo.networks import build
 from intertwine.zoo.precision import find_device, precision
 from intertwine.zoo.stacking.stack import Stack
 from intertwine.zoo.trainer import Score, score
@@ -69,6 +69,8 @@ class Zoo(Networks):
             )
         with torch.random.fork_rng(devices=[]):  # its start is overwritten; it must not use up the user's numbers
             model = self.factory()
+        if self.manifest.plan.precision == "float64":
+            model.double()
         fill(model, read_checkpoint(file), str(file))
         return model.eval()
 

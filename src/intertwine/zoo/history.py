@@ -10,6 +10,8 @@ from torch import Tensor
 from intertwine.zoo.trainer import Score
 
 Row = list[float]
+#: What is written for a loss that is no number any more: JSON has none for it.
+DIVERGED = 1e30
 
 
 @dataclass
@@ -22,9 +24,9 @@ class History:
 
     def add(self, train_loss: Tensor, score: Score | None) -> None:
         """One more epoch."""
-        self.train_loss.append([round(x, 6) for x in train_loss.tolist()])
+        self.train_loss.append([round(x, 6) for x in train_loss.nan_to_num(DIVERGED, DIVERGED).tolist()])
         self.accuracy.append(None if score is None else score.accuracy.tolist())
-        self.loss.append(None if score is None else score.loss.tolist())
+        self.loss.append(None if score is None else score.loss.nan_to_num(DIVERGED, DIVERGED).tolist())
 
     def accuracy_at(self, epoch: int, i: int) -> float:
         """Test accuracy of a network after an epoch, counted from 1."""

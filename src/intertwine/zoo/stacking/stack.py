@@ -54,13 +54,17 @@ class Stack:
         self.draws = any(isinstance(m, nn.Dropout) and m.p > 0 for m in models[0].modules())
         self.size = len(models)
         self._program = trace(self.template, together=fast)
-        self._alias = _aliases(models[0])
+        self._alias, self._kept = _aliases(models[0]), set(models[0].state_dict())
         states = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in models]
         _check_alike(states)
         _check_constants(models)
         names = set(dict(models[0].named_parameters()))
         self.tensors = {name: self._stacked([s[name] for s in states]) for name in states[0]}
-        self.parameters = {name: self.tensors[name].requires_grad_() for name in states[0] if name in names}
+        self.parameters = {
+            name: self.tensors[name].requires_grad_(states[0][name].requires_grad)
+            for name in states[0]
+            if name in names
+        }
         self.buffers = {name: t for name, t in self.tensors.items() if name not in names}
         self._runners = [self._runner(i, step) for i, step in enumerate(self._program.steps)]
 
@@ -83,7 +87,10 @@ class Stack:
         return self
 
     def state(self, index: int) -> dict[str, Tensor]:
-        """The state dict of one network, on the CPU."""
+        """The state dict of one network, on the CPU; tied parameters by their first name alone."""
+        return {name: t for name, t in self._tensors(index).items() if name in self._kept}
+
+    def _tensors(self, index: int) -> dict[str, Tensor]:
         return {
             name: t.detach()[index].to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, t in self.tensors.items()
@@ -91,7 +98,7 @@ class Stack:
 
     def module(self, index: int) -> nn.Module:
         """One network as an ordinary module, in eval mode."""
-        model, state = copy.deepcopy(self.template).to_empty(device="cpu").to(self.dtype), self.state(index)
+        model, state = copy.deepcopy(self.template).to_empty(device="cpu").to(self.dtype), self._tensors(index)
         for name in self._alias:  # the template lost its ties when it went to "meta"
             _set_parameter(model, name, model.get_parameter(self._alias[name]))
         with torch.no_grad():  # buffers too that no state dict holds

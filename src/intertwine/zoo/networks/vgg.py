@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from torch import nn
 
-from intertwine.zoo.architectures.activations import Activation, maker
-from intertwine.zoo.architectures.options import one_of, positive, scaled
+from intertwine.zoo.networks.activations import Activation, maker
+from intertwine.zoo.networks.options import one_of, positive, scaled
 
 #: Depth → how many convolutions each stage has.
 STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from intertwine.errors import InputError
-from intertwine.zoo.architectures.traced import Traced
+from intertwine.zoo.networks.traced import Traced
 
 
 class Attention(nn.Module):

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.errors import InputError
-from intertwine.zoo.architectures.activations import Activation, maker
-from intertwine.zoo.architectures.attention import Attention
-from intertwine.zoo.architectures.options import positive
-from intertwine.zoo.architectures.traced import Traced
+from intertwine.zoo.networks.activations import Activation, maker
+from intertwine.zoo.networks.attention import Attention
+from intertwine.zoo.networks.options import positive
+from intertwine.zoo.networks.traced import Traced
 
 STD = 0.02
 

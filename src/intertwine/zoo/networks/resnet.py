@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from intertwine.zoo.architectures.activations import Activation, maker
-from intertwine.zoo.architectures.options import one_of, positive, scaled
-from intertwine.zoo.architectures.resnet_blocks import BasicBlock, Bottleneck
-from intertwine.zoo.architectures.traced import Traced
+from intertwine.zoo.networks.activations import Activation, maker
+from intertwine.zoo.networks.options import one_of, positive, scaled
+from intertwine.zoo.networks.resnet_blocks import BasicBlock, Bottleneck
+from intertwine.zoo.networks.traced import Traced
 
 #: Depth → kind of block, channels of the first stage, blocks of each stage, shortcut.
 PLANS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], int, tuple[int, ...], str]] = {

@@ -19,7 +19,7 @@ _LATER_STAGE = re.compile(r"layer(?!1$)\d+")
 def relu_paths(model: nn.Module, kind: type[nn.Module] = nn.ReLU) -> tuple[str, ...]:
     """The module paths of the ReLUs (or of another kind of module), in the order in which the network applies them.
 
-    >>> from intertwine.zoo.architectures.registry import build
+    >>> from intertwine.zoo.networks.registry import build
     >>> relu_paths(build("myrtle"))
     ('2', '5', '9', '13')
     """
@@ -29,7 +29,7 @@ def relu_paths(model: nn.Module, kind: type[nn.Module] = nn.ReLU) -> tuple[str, 
 def figure_numbers(model: nn.Module, kind: type[nn.Module] = nn.ReLU) -> dict[str, int]:
     """The path of every ReLU and its number in the figures of Godfrey et al. (2022).
 
-    >>> from intertwine.zoo.architectures.registry import build
+    >>> from intertwine.zoo.networks.registry import build
     >>> figure_numbers(build("myrtle"))
     {'2': 3, '5': 6, '9': 10, '13': 14}
     >>> list(figure_numbers(build("resnet20")).items())[:3]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from intertwine.zoo.architectures.activations import Activation, maker
-from intertwine.zoo.architectures.attention import Block
-from intertwine.zoo.architectures.options import positive
-from intertwine.zoo.architectures.traced import Traced
+from intertwine.zoo.networks.activations import Activation, maker
+from intertwine.zoo.networks.attention import Block
+from intertwine.zoo.networks.options import positive
+from intertwine.zoo.networks.traced import Traced
 
 STD = 0.02  # of the embeddings, as in GPT-2: torch's own 1.0 would make the first logits of a tied head enormous
 VOCAB, CONTEXT = 256, 64

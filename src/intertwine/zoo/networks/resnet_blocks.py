@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import nn
 
-from intertwine.zoo.architectures.traced import Traced
+from intertwine.zoo.networks.traced import Traced
 
 
 class PadShortcut(nn.Module):

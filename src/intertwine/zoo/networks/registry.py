@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.errors import InputError, did_you_mean
-from intertwine.zoo.architectures.activations import maker
-from intertwine.zoo.architectures.cct import cct
-from intertwine.zoo.architectures.gpt import CONTEXT, VOCAB, gpt
-from intertwine.zoo.architectures.lenet import lenet
-from intertwine.zoo.architectures.mlp import mlp
-from intertwine.zoo.architectures.myrtle import myrtle
-from intertwine.zoo.architectures.resnet import PLANS, resnet
-from intertwine.zoo.architectures.tiny10 import tiny10
-from intertwine.zoo.architectures.vgg import STAGES, vgg
-from intertwine.zoo.architectures.vit import vit
+from intertwine.zoo.networks.activations import maker
+from intertwine.zoo.networks.cct import cct
+from intertwine.zoo.networks.gpt import CONTEXT, VOCAB, gpt
+from intertwine.zoo.networks.lenet import lenet
+from intertwine.zoo.networks.mlp import mlp
+from intertwine.zoo.networks.myrtle import myrtle
+from intertwine.zoo.networks.resnet import PLANS, resnet
+from intertwine.zoo.networks.tiny10 import tiny10
+from intertwine.zoo.networks.vgg import STAGES, vgg
+from intertwine.zoo.networks.vit import vit
 
 CIFAR = (3, 32, 32)
 MNIST = (1, 28, 28)

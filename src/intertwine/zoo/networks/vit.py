@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from intertwine.errors import InputError
-from intertwine.zoo.architectures.activations import Activation, maker
-from intertwine.zoo.architectures.attention import Block
-from intertwine.zoo.architectures.options import one_of, positive
-from intertwine.zoo.architectures.traced import Traced
+from intertwine.zoo.networks.activations import Activation, maker
+from intertwine.zoo.networks.attention import Block
+from intertwine.zoo.networks.options import one_of, positive
+from intertwine.zoo.networks.traced import Traced
 
 STD = 0.02  # of the learned positions and of the class token, as in the paper's code
 

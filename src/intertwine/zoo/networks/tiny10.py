@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from torch import nn
 
-from intertwine.zoo.architectures.activations import Activation, maker
-from intertwine.zoo.architectures.options import positive, scaled
+from intertwine.zoo.networks.activations import Activation, maker
+from intertwine.zoo.networks.options import positive, scaled
 
 WIDTHS = (16, 16, 32, 32, 32, 64, 64, 64)
 STRIDES = (1, 1, 2, 1, 1, 2, 1, 1)

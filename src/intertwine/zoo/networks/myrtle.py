@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from intertwine.errors import InputError
-from intertwine.zoo.architectures.activations import Activation, maker
-from intertwine.zoo.architectures.options import one_of, positive
+from intertwine.zoo.networks.activations import Activation, maker
+from intertwine.zoo.networks.options import one_of, positive
 
 STAGES = 4
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from intertwine.errors import InputError
-from intertwine.zoo.architectures.activations import Activation, maker
-from intertwine.zoo.architectures.options import positive
+from intertwine.zoo.networks.activations import Activation, maker
+from intertwine.zoo.networks.options import positive
 
 
 def lenet(

@@ -1,0 +1,1 @@
+"""Features: what a network computes at its hidden layers, captured and brought to samples × features."""

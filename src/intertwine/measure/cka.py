@@ -1,0 +1,113 @@
+"""Centred kernel alignment with linear kernels: debiased (the default), biased, and the RV coefficient.
+
+Features are centred first, in higher precision; only then are products taken. The debiased form is the inner product of
+U-centred Gram matrices (Song et al. 2012; Székely and Rizzo 2014), whose value lies in [-1, 1]; nothing is clamped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from intertwine.measure.measure import Measure, degenerate, register
+from intertwine.measure.representation import Representation
+from intertwine.measure.result import Result
+from intertwine.shapes import Float
+
+ROTATIONS = frozenset({"permutation", "signs", "orthogonal", "isotropic scale", "translation"})
+REFERENCE = "Kornblith et al. 2019; debiased: Song et al. 2012"
+
+
+@dataclass(frozen=True, eq=False)
+class Centred:
+    """Centred features, the squared lengths of its rows, and its inner product with itself, once it is known."""
+
+    x: Float[Tensor, "samples features"]
+    lengths: Float[Tensor, " samples"]
+    scale: float  # what x was divided by, so that no square over- or underflows
+    own: float
+
+    @property
+    def dead(self) -> bool:
+        return self.scale == 0
+
+
+def centred(representation: Representation, biased: bool) -> Centred:
+    """Prepare a representation: its largest entry becomes 1."""
+    scale = representation.size
+    x = representation.centred / scale if scale else representation.centred
+    lengths = x.double().square().sum(1) if x.dtype == torch.float64 else _row_lengths(x)
+    return Centred(x, lengths, scale, _inner(x, x, lengths, lengths, biased))
+
+
+def _row_lengths(x: Tensor, rows: int = 4096) -> Tensor:
+    """Squared lengths of rows in float64, some rows at a time: a copy of all in float64 may not fit."""
+    return torch.cat([part.double().square().sum(1) for part in x.split(rows)])
+
+
+def _inner(x: Tensor, y: Tensor, k: Tensor, l: Tensor, biased: bool) -> float:  # noqa: E741
+    """HSIC of two centred representations, up to the factor that cancels.
+
+    ‖XᵀY‖² = Σᵢⱼ (XXᵀ)ᵢⱼ (YYᵀ)ᵢⱼ is taken on the side where it is cheaper. The debiased form leaves the diagonals out
+    and U-centres what is left, which for centred features comes to two more sums over the squared lengths of rows.
+    """
+    total, n = _squared_product(x, y), len(x)
+    if biased:
+        return total
+    k, l = k.to(torch.float64), l.to(torch.float64)  # noqa: E741
+    return total - n / (n - 2) * float(k @ l) + float(k.sum() * l.sum()) / ((n - 1) * (n - 2))
+
+
+def _squared_product(x: Tensor, y: Tensor, block: int = 2048) -> float:
+    """‖XᵀY‖² in float64: over features where there are fewer of them than samples, else over blocks of samples."""
+    n, p, q = len(x), x.shape[1], y.shape[1]
+    if p * q <= n * (p + q) / 2:
+        return _sum_of_squares(x.T @ y)
+    total = 0.0
+    for i in range(0, n, block):
+        for j in range(i, n, block):
+            part = (x[i : i + block] @ x[j : j + block].T).mul_(y[i : i + block] @ y[j : j + block].T)
+            total += float(part.sum(dtype=torch.float64)) * (1 if i == j else 2)
+    return total
+
+
+def _sum_of_squares(x: Tensor, rows: int = 1024) -> float:
+    return sum(float(part.double().square().sum()) for part in x.split(rows))
+
+
+def _compare(name: str, biased: bool, a: Centred, b: Centred) -> Result:
+    if a.dead or b.dead:
+        which = "both representations are" if a.dead and b.dead else f"{'x' if a.dead else 'y'} is"
+        return degenerate(name, f"{which} constant: no feature varies over the samples")
+    if a.own <= 0 or b.own <= 0:
+        return degenerate(name, f"{'x' if a.own <= 0 else 'y'} has no similarity between different samples to align")
+    value = a.own if a is b else _inner(a.x, b.x, a.lengths, b.lengths, biased)
+    return Result(name, value / (sqrt(a.own) * sqrt(b.own)))
+
+
+def _linear(name: str, biased: bool, about: str, reference: str, needs: int) -> Measure:
+    return Measure(
+        name, "similarity", (0.0 if biased else -1.0, 1.0), 1.0, ROTATIONS, reference, about,
+        lambda x: centred(x, biased), lambda a, b: _compare(name, biased, a, b), needs,
+    )  # fmt: skip
+
+
+@register
+def linear_cka() -> Measure:
+    """Debiased linear CKA."""
+    return _linear("linear_cka", False, "debiased linear CKA, HSIC₁ of linear kernels", REFERENCE, 4)
+
+
+@register
+def linear_cka_biased() -> Measure:
+    """Biased linear CKA, as first printed."""
+    return _linear("linear_cka_biased", True, "biased linear CKA; near 1 for few samples", "Kornblith et al. 2019", 2)
+
+
+@register
+def rv() -> Measure:
+    """The RV coefficient, which is biased linear CKA by its older name."""
+    return _linear("rv", True, "RV coefficient, equal to biased linear CKA", "Robert and Escoufier 1976", 2)

@@ -1,0 +1,118 @@
+"""Measure: what every similarity measure declares and does, and the registry of all of them.
+
+A measure works once per representation (`prepare`) and once per pair (`compare`), so that comparing all layers with all
+layers costs as little as it can. What it declares is checked by `intertwine.testing.check_measure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import nan
+from typing import Any
+
+from torch import Tensor
+
+from intertwine.errors import InputError, did_you_mean
+from intertwine.measure.representation import Representation, check_pair, represent
+from intertwine.measure.result import Result
+
+#: What a representation can be changed by; a measure declares which of these leave it as it is.
+CHANGES = ("permutation", "positive scales", "signs", "orthogonal", "invertible", "isotropic scale", "translation")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure with its options.
+
+    Attributes:
+        kind: "similarity" (larger is closer) or "distance". range: smallest and largest value it can take.
+        at_identity: its value for a representation and itself. invariances: changes of the second representation, out
+            of `CHANGES`, that leave the value as it is.
+        prepare_with, compare_with: what it does; options are bound already.
+        needs: samples at least. positions: whether it tells channels from positions, (samples, channels, positions).
+    """
+
+    name: str
+    kind: str
+    range: tuple[float, float]
+    at_identity: float
+    invariances: frozenset[str]
+    reference: str
+    about: str
+    prepare_with: Callable[[Representation], Any] = field(repr=False)
+    compare_with: Callable[[Any, Any], Result] = field(repr=False)
+    needs: int = 2
+    positions: bool = False
+
+    def prepare(self, x: Tensor) -> Prepared:
+        """The work that is done once per representation."""
+        return self._prepared(represent(x))
+
+    def _prepared(self, x: Representation) -> Prepared:
+        return Prepared(self.name, x.samples, x, self.prepare_with(x) if x.samples >= self.needs else None)
+
+    def compare(self, a: Prepared, b: Prepared) -> Result:
+        """The work that is done once per pair."""
+        check_pair(a.representation, b.representation)
+        if a.samples < self.needs:
+            return degenerate(self.name, f"it needs at least {self.needs} samples, and there are {a.samples}")
+        return self.compare_with(a.state, b.state)
+
+    def __call__(self, x: Tensor, y: Tensor) -> Result:
+        """Prepare both and compare."""
+        first, second = represent(x, "x"), represent(y, "y")
+        check_pair(first, second)
+        return self.compare(self._prepared(first), self._prepared(second))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A representation and what one measure has made of it."""
+
+    measure: str
+    samples: int
+    representation: Representation = field(repr=False)
+    state: Any = field(repr=False)
+
+
+def degenerate(name: str, reason: str, notes: tuple[str, ...] = ()) -> Result:
+    """The result of a comparison that has no value."""
+    return Result(name, nan, reason, notes=notes)
+
+
+# -- the registry ------------------------------------------------------------------------------------------------------
+
+Maker = Callable[..., Measure]
+_MAKERS: dict[str, Maker] = {}
+
+
+def register(make: Maker) -> Maker:
+    """Make a measure known by the name of what it returns; its keyword arguments are its options, all with defaults."""
+    _MAKERS[make().name] = make
+    return make
+
+
+def find(name: str, **options: Any) -> Measure:
+    """The measure of that name."""
+    _load()
+    if name not in _MAKERS:
+        raise InputError(
+            f"The measure {name!r} was asked for, but there is none of that name. {did_you_mean(name, _MAKERS)}The "
+            f"names are {', '.join(sorted(_MAKERS))}."
+        )
+    try:
+        return _MAKERS[name](**options)
+    except TypeError as error:
+        raise InputError(f"The measure {name} was asked for with {options}: {error}.") from error
+
+
+def every() -> Iterator[Measure]:
+    """All measures with their default options, by name."""
+    _load()
+    return (_MAKERS[name]() for name in sorted(_MAKERS))
+
+
+def _load() -> None:
+    """Import the modules that register measures."""
+    from intertwine.measure import families  # noqa: F401

@@ -1,0 +1,57 @@
+"""What a measure returns: a value or the reason why there is none, and the alignment behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from intertwine.shapes import Float, Int
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """The map that takes the second representation onto the first, in the parts that the measure has; None elsewhere.
+
+    Attributes:
+        permutation: feature i of the first meets feature permutation[i] of the second.
+        scales: positive factors of the second's features, in the second's order.
+        matrix: y @ matrix lies on x (both centred where the measure centres).
+        plan: a transport plan between features, first × second.
+    """
+
+    permutation: Int[Tensor, " n"] | None = None
+    scales: Float[Tensor, " n"] | None = None
+    matrix: Float[Tensor, "second first"] | None = None
+    plan: Float[Tensor, "first second"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One comparison.
+
+    Attributes:
+        measure: its name. value: not a number exactly where `degenerate` gives the reason in words.
+        notes: what a reader should know of this value, such as dead features that were left out.
+    """
+
+    measure: str
+    value: float
+    degenerate: str | None = None
+    alignment: Alignment | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, without the alignment."""
+        plain = {"measure": self.measure, "value": self.value, "degenerate": self.degenerate}
+        return plain | {"notes": list(self.notes)}
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __repr__(self) -> str:
+        tail = f", {'; '.join(self.notes)}" if self.notes else ""
+        if self.degenerate:
+            return f"Result({self.measure}: degenerate, {self.degenerate}{tail})"
+        return f"Result({self.measure}: {self.value:.6f}{tail})"
