@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from intertwine.zoo.networks import build
 from intertwine.zoo.datasets import Dataset, data
 from intertwine.zoo.group import initial
+from intertwine.zoo.networks import build
 from intertwine.zoo.precision import precision
 from intertwine.zoo.recipe import Recipe, recipe
 from intertwine.zoo.trainer import Trainer

@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from intertwine.errors import InputError
-from intertwine.zoo.networks import build
-from intertwine.zoo.networks.registry import architecture
 from intertwine.zoo.datasets import Dataset, data
 from intertwine.zoo.group import initial
+from intertwine.zoo.networks import build
+from intertwine.zoo.networks.registry import architecture
 from intertwine.zoo.precision import precision
 from intertwine.zoo.recipe import Recipe, recipe
 from intertwine.zoo.trainer import Trainer

@@ -20,9 +20,9 @@ from torch import nn
 from intertwine import zoo
 from intertwine.cli import main
 from intertwine.commands import zoo as command
-from intertwine.zoo.networks.registry import architectures
 from intertwine.zoo.datasets.sources import SOURCES, Source
 from intertwine.zoo.manifest import read_manifest
+from intertwine.zoo.networks.registry import architectures
 
 SOURCE = Path(__file__).parents[1] / "src"
 SMALL = ("--option", "widths=[64,16,10]", "--epochs", "2")

@@ -13,9 +13,9 @@ from scipy.stats import beta
 from torch import Tensor, nn
 
 from intertwine.errors import InputError
-from intertwine.zoo.networks.registry import build
 from intertwine.zoo.datasets import data as find_data
 from intertwine.zoo.datasets.dataset import Dataset
+from intertwine.zoo.networks.registry import build
 from intertwine.zoo.optimizers import make_optimizer
 from intertwine.zoo.precision import find_device, precision
 from intertwine.zoo.randomness import Purpose, drawn, keyed, orders, uniform

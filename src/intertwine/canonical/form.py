@@ -43,7 +43,7 @@ class Form:
         tensors = [t for t in self.tensors.values() if t.is_floating_point()]
         return torch.tensor([_length(t) for t in tensors], dtype=torch.float64)
 
-    def fingerprint(self, precision: float = 1e-3) -> str:
+    def fingerprint(self, precision: float = 3e-3) -> str:
         """See `intertwine.fingerprint`."""
         digest = hashlib.sha256(f"{self.symmetry.signature} {precision}".encode())
         total = torch.zeros(2, dtype=torch.float64)
