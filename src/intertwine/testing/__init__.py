@@ -5,3 +5,6 @@ from intertwine.testing.group import check_group as check_group
 from intertwine.testing.laws import LAWS as LAWS
 from intertwine.testing.laws import ConformanceError as ConformanceError
 from intertwine.testing.laws import GroupReport as GroupReport
+from intertwine.testing.measure import MeasureError as MeasureError
+from intertwine.testing.measure import MeasureReport as MeasureReport
+from intertwine.testing.measure import check_measure as check_measure
