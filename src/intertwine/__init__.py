@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from intertwine.errors import MismatchError as MismatchError
     from intertwine.errors import RuleError as RuleError
     from intertwine.graph.registry import rule as rule
+    from intertwine.measure.calibrate import calibrate as calibrate
+    from intertwine.measure.similarity import measure as measure
+    from intertwine.measure.similarity import measures as measures
     from intertwine.symmetry.activation import activation_group as activation_group
     from intertwine.symmetry.element import Element as Element
     from intertwine.symmetry.symmetry import symmetry as symmetry
@@ -39,6 +42,9 @@ _HOMES = {
     "fingerprint": "canonical.fingerprint",
     "naturality": "canonical.naturality",
     "rule": "graph.registry",
+    "calibrate": "measure.calibrate",
+    "measure": "measure.similarity",
+    "measures": "measure.similarity",
     "activation_group": "symmetry.activation",
     "Element": "symmetry.element",
     "symmetry": "symmetry.symmetry",

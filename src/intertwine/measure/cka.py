@@ -6,7 +6,7 @@ U-centred Gram matrices (Song et al. 2012; Székely and Rizzo 2014), whose value
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import torch
@@ -92,6 +92,7 @@ def _linear(name: str, biased: bool, about: str, reference: str, needs: int) -> 
     return Measure(
         name, "similarity", (0.0 if biased else -1.0, 1.0), 1.0, ROTATIONS, reference, about,
         lambda x: centred(x, biased), lambda a, b: _compare(name, biased, a, b), needs,
+        permute_with=lambda a, order: replace(a, x=a.x[order], lengths=a.lengths[order]),
     )  # fmt: skip
 
 

@@ -31,6 +31,8 @@ class Measure:
             of `CHANGES`, that leave the value as it is.
         prepare_with, compare_with: what it does; options are bound already.
         needs: samples at least. positions: whether it tells channels from positions, (samples, channels, positions).
+        permute_with: the state of the same representation with its samples in another order, where that is cheaper
+            than to prepare it again.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Measure:
     compare_with: Callable[[Any, Any], Result] = field(repr=False)
     needs: int = 2
     positions: bool = False
+    permute_with: Callable[[Any, Tensor], Any] | None = field(default=None, repr=False)
 
     def prepare(self, x: Tensor) -> Prepared:
         """The work that is done once per representation."""
@@ -58,6 +61,13 @@ class Measure:
         if a.samples < self.needs:
             return degenerate(self.name, f"it needs at least {self.needs} samples, and there are {a.samples}")
         return self.compare_with(a.state, b.state)
+
+    def permuted(self, a: Prepared, order: Tensor) -> Prepared:
+        """What is prepared, with its samples in another order."""
+        moved = Representation(a.representation.values[order], a.representation.eps)
+        if self.permute_with is None or a.state is None:
+            return self._prepared(moved)
+        return Prepared(self.name, a.samples, moved, self.permute_with(a.state, order))
 
     def __call__(self, x: Tensor, y: Tensor) -> Result:
         """Prepare both and compare."""

@@ -1,0 +1,129 @@
+"""Calibration: what a value means. How much of it chance alone gives, and how far it would move with other samples.
+
+Raw values grow with width and depth. A permutation of the samples of one side makes the two representations
+independent and leaves everything else as it is: the values that gives are the null, their mean the baseline to print
+beside every value, and the score runs from 0 at the baseline to 1 at identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from intertwine.errors import InputError
+from intertwine.measure.measure import Measure, Prepared, find
+from intertwine.measure.representation import check_pair, represent
+from intertwine.measure.result import Result
+from intertwine.shapes import Float
+
+INTERVALS = ("half-samples", "bootstrap")
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """A value beside what chance gives.
+
+    Attributes:
+        baseline: the mean of the null, which is the value of an independent pair. null: all of its values.
+        p_value: the chance of a value at least as close under the null; never below 1 / (draws + 1).
+        score: 0 at the baseline, 1 at identity; below 0 where two representations agree less than by chance.
+        interval: 95 % of what other samples of the same kind would give.
+    """
+
+    result: Result
+    baseline: float
+    null: Float[Tensor, " draws"]
+    p_value: float
+    score: float
+    interval: tuple[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, without the null's values."""
+        own = {"baseline": self.baseline, "p_value": self.p_value, "score": self.score, "interval": self.interval}
+        return self.result.to_dict() | own
+
+    def __repr__(self) -> str:
+        if self.result.degenerate:
+            return f"Calibrated({self.result.measure}: degenerate, {self.result.degenerate})"
+        low, high = self.interval
+        return (
+            f"Calibrated({self.result.measure}: {self.result.value:.4f} in [{low:.4f}, {high:.4f}], baseline "
+            f"{self.baseline:.4f}, score {self.score:.4f}, p = {self.p_value:.2g})"
+        )
+
+
+def calibrate(
+    x: Tensor,
+    y: Tensor,
+    name: str | Measure = "linear_cka",
+    draws: int = 200,
+    resamples: int = 200,
+    interval: str = "half-samples",
+    seed: int = 0,
+    **options: Any,
+) -> Calibrated:
+    """A value with its permutation null, baseline, p-value, calibrated score and interval.
+
+    Args:
+        x, y, name, options: as for `intertwine.measure`; a `Measure` of your own may stand for the name.
+        draws: permutations of the null. resamples: for the interval. seed: of both.
+        interval: "half-samples" takes random halves of the samples without replacement, whose spread is that of the
+            whole; "bootstrap" draws with replacement, which repeats samples and so lifts measures of pairs of samples.
+
+    Example:
+        >>> import torch
+        >>> g = torch.Generator().manual_seed(0)
+        >>> x = torch.randn(60, 30, generator=g)
+        >>> found = calibrate(x, torch.randn(60, 30, generator=g), "linear_cka_biased", draws=99)
+        >>> found.result.value > 0.2, abs(found.score) < 0.1, found.p_value > 0.05
+        (True, True, True)
+    """
+    if interval not in INTERVALS:
+        raise InputError(f"interval={interval!r} was asked for; it is one of {', '.join(INTERVALS)}.")
+    if draws < 1 or resamples < 2:
+        raise InputError(f"draws={draws} and resamples={resamples} were asked for; give at least 1 and 2.")
+    measure = find(name, **options) if isinstance(name, str) else name
+    check_pair(represent(x, "x"), represent(y, "y"))
+    a, b = measure.prepare(x), measure.prepare(y)
+    result = measure.compare(a, b)
+    if result.degenerate:
+        return Calibrated(result, nan, torch.zeros(0), nan, nan, (nan, nan))
+    null = torch.tensor([r.value for r in _null(measure, a, b, draws, seed)], dtype=torch.float64)
+    baseline = float(null.nanmean())
+    closer = null >= result.value if measure.kind == "similarity" else null <= result.value
+    p_value = (1 + int(closer.sum())) / (1 + draws)
+    score = (result.value - baseline) / (measure.at_identity - baseline)
+    spread = _interval(measure, x, y, result.value, resamples, interval == "bootstrap", seed)
+    return Calibrated(result, baseline, null, p_value, score, spread)
+
+
+def _null(measure: Measure, a: Prepared, b: Prepared, draws: int, seed: int) -> Iterator[Result]:
+    """Values with the samples of y in random orders; a measure that knows how does not prepare y again."""
+    g = Generator().manual_seed(seed)
+    for _ in range(draws):
+        yield measure.compare(a, measure.permuted(b, torch.randperm(b.samples, generator=g)))
+
+
+def _interval(
+    measure: Measure, x: Tensor, y: Tensor, value: float, resamples: int, repeat: bool, seed: int
+) -> tuple[float, float]:
+    """The value plus and minus 1.96 standard errors, within the range of the measure; quantiles for the bootstrap."""
+    g, n = Generator().manual_seed(seed + 1), len(x)
+    values = []
+    for _ in range(resamples):
+        rows = torch.randint(n, (n,), generator=g) if repeat else torch.randperm(n, generator=g)[: n // 2]
+        values.append(measure(x[rows], y[rows]).value)
+    found = torch.tensor(values, dtype=torch.float64)
+    found = found[found.isfinite()]
+    if len(found) < 2:
+        return nan, nan
+    if repeat:
+        low, high = torch.quantile(found, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+        return low, high
+    error = 1.96 * float(found.std())
+    return max(measure.range[0], value - error), min(measure.range[1], value + error)
