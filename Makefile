@@ -45,6 +45,7 @@ bench: $(VENV)/.installed-dev  ## measure everything: discovery time, fuzzed net
 docs: $(VENV)/.installed-dev  ## write the generated pages again from the results at hand
 	$(BIN)/python bench/coverage.py --page
 	$(BIN)/python docs/activations.py
+	$(BIN)/python docs/measures.py
 	$(BIN)/python docs/figures.py
 	$(BIN)/python experiments/thesis_table1.py --plot docs/images/thesis-table1.svg
 	$(BIN)/python docs/results.py

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from intertwine.errors import IntertwineError as IntertwineError
     from intertwine.errors import MismatchError as MismatchError
     from intertwine.errors import RuleError as RuleError
+    from intertwine.features.features import features as features
     from intertwine.graph.registry import rule as rule
     from intertwine.measure.calibrate import calibrate as calibrate
+    from intertwine.measure.compare import compare as compare
     from intertwine.measure.similarity import measure as measure
     from intertwine.measure.similarity import measures as measures
     from intertwine.symmetry.activation import activation_group as activation_group
@@ -41,8 +43,10 @@ _HOMES = {
     "equivalent": "canonical.equivalence",
     "fingerprint": "canonical.fingerprint",
     "naturality": "canonical.naturality",
+    "features": "features.features",
     "rule": "graph.registry",
     "calibrate": "measure.calibrate",
+    "compare": "measure.compare",
     "measure": "measure.similarity",
     "measures": "measure.similarity",
     "activation_group": "symmetry.activation",

@@ -15,7 +15,7 @@ MODEL = (
     "zoo:NAME (such as zoo:myrtle)"
 )
 #: Packages that commands need beyond the core, and the extra of intertwine that installs each.
-EXTRAS = {"rich": "cli", "sklearn": "data", "PIL": "data"}
+EXTRAS = {"rich": "cli", "sklearn": "data", "PIL": "data", "matplotlib": "plot"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     _add_inspect(commands.add_parser("inspect", help="what is the symmetry of this network, and does it hold?"))
     _add_canonicalize(commands.add_parser("canonicalize", help="its canonical form; which checkpoints are the same?"))
+    _add_compare(commands.add_parser("compare", help="how similar are the layers of two networks, on real data?"))
     _add_zoo(commands.add_parser("zoo", help="train networks from many seeds at once; list and test them"))
     _add_demo(commands.add_parser("demo", help="the whole story on real handwritten digits, in under two minutes"))
     return top
@@ -92,6 +93,33 @@ def _add_canonicalize(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--certify", action=argparse.BooleanOptionalAction, default=True, help="prove the symmetry first (default)"
     )
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+
+
+def _add_compare(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Every layer of one network against every layer of another, on test images of a data set. A network is also "
+        "named by a zoo's folder and a seed: zoos/myrtle:3."
+    )
+    command.add_argument("first", metavar="A", help=MODEL)
+    command.add_argument("second", metavar="B", help="likewise")
+    command.add_argument("--weights", metavar="FILE", help="a checkpoint of A")
+    command.add_argument("--weights-b", metavar="FILE", help="a checkpoint of B")
+    command.add_argument("--data", metavar="NAME", default="digits", help="a data set (default: digits)")
+    command.add_argument("--data-folder", metavar="DIR", help="where it is (default: INTERTWINE_DATA)")
+    command.add_argument("--samples", metavar="N", type=_positive, default=1000, help="test images (default 1000)")
+    command.add_argument("--batch", metavar="N", type=_positive, default=250, help="images at once (default 250)")
+    command.add_argument(
+        "--layer", metavar="PATH", action="append", help="a layer or a pattern such as layer1.*.relu2; repeat it"
+    )
+    command.add_argument("--layer-b", metavar="PATH", action="append", help="of B, where they are not the same")
+    command.add_argument(
+        "--measure", metavar="NAME", action="append", help="repeat it for several (default linear_cka)"
+    )
+    command.add_argument(
+        "--policy", choices=("channels", "flatten", "pool", "tokens"), default="channels", help="what a feature is"
+    )
+    command.add_argument("--svg", metavar="FILE", help="write a heat map of the first measure")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
 
 

@@ -31,6 +31,7 @@ class Measure:
             of `CHANGES`, that leave the value as it is.
         prepare_with, compare_with: what it does; options are bound already.
         needs: samples at least. positions: whether it tells channels from positions, (samples, channels, positions).
+        meets: with `positions`, whether those of both must be the same.
         permute_with: the state of the same representation with its samples in another order, where that is cheaper
             than to prepare it again.
     """
@@ -46,6 +47,7 @@ class Measure:
     compare_with: Callable[[Any, Any], Result] = field(repr=False)
     needs: int = 2
     positions: bool = False
+    meets: bool = False
     permute_with: Callable[[Any, Tensor], Any] | None = field(default=None, repr=False)
 
     def prepare(self, x: Tensor) -> Prepared:

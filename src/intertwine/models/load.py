@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.errors import InputError
 from intertwine.models.inputs import Example, make_inputs
-from intertwine.models.sources import SOURCES
+from intertwine.models.sources import SOURCES, from_zoo_folder
 from intertwine.models.user_file import from_file
+from intertwine.zoo.manifest import FILE as MANIFEST
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,12 @@ def _build(name: str) -> tuple[nn.Module, Example | None]:
         return SOURCES[prefix](rest)
     if name.endswith(".py") or name.rpartition(":")[0].endswith(".py"):
         return from_file(name)
+    folder, _, seed = name.rpartition(":")
+    if folder and (Path(folder) / MANIFEST).is_file():
+        return from_zoo_folder(folder, seed)
     raise InputError(
         f"The model {name!r} was asked for, but a model is named in one of these ways: path/to/file.py:factory, "
-        f"{', '.join(f'{source}:NAME' for source in SOURCES)}."
+        f"{', '.join(f'{source}:NAME' for source in SOURCES)}, ZOO_FOLDER:SEED."
     )
 
 

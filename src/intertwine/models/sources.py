@@ -8,9 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from intertwine.errors import InputError
 from intertwine.models.huggingface import from_transformers
 from intertwine.models.inputs import Example
 from intertwine.models.library import import_library, unknown
+from intertwine.zoo.folder import load as load_zoo
 from intertwine.zoo.networks.registry import architecture
 
 
@@ -44,6 +46,16 @@ def from_zoo(name: str) -> tuple[nn.Module, Example | None]:
     """A network of intertwine's own zoo by its name, as it stands without options, and one input of its size."""
     entry = architecture(name)
     return entry.factory(), ((entry.example(),), {})
+
+
+def from_zoo_folder(folder: str, seed: str) -> tuple[nn.Module, Example | None]:
+    """A trained network out of a zoo's folder by its seed, and one image of the size it was trained on."""
+    zoo = load_zoo(folder)
+    if not seed.isdigit():
+        raise InputError(
+            f"The network {seed!r} of the zoo {folder} was asked for. Give its seed, such as {folder}:{zoo.seeds[0]}."
+        )
+    return zoo.seed(int(seed)), ((torch.randn(1, *zoo.manifest.plan.data["shape"]),), {})
 
 
 #: Prefix of a model's name → the function that builds it.

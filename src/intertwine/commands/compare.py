@@ -1,0 +1,92 @@
+"""`intertwine compare A B`: how similar the layers of two networks are, on real data."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import Namespace
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from intertwine.commands.inspect import writing
+from intertwine.commands.show import terminal
+from intertwine.measure.compare import compare
+from intertwine.measure.comparison import Comparison
+from intertwine.models import load
+from intertwine.zoo.datasets.find import data as find_data
+
+#: Layers up to which a table of all pairs fits a terminal.
+WIDE = 12
+
+
+def run(options: Namespace) -> int:
+    """Carry out the command."""
+    with Console(stderr=True).status("reading the data") as status:
+        data = find_data(options.data, options.data_folder)
+        samples = min(options.samples, len(data.test_labels))
+        status.update("building the networks")
+        shape = "x".join(map(str, (1, *data.shape)))
+        first, second = load(options.first, options.weights, [shape]), load(options.second, options.weights_b, [shape])
+        status.update(f"comparing on {samples:,} test images of {data.name}")
+        batches = data.subset(test=samples).batches("test", options.batch)
+        found = compare(
+            first.model, second.model, batches, options.layer or None, options.measure or ["linear_cka"],
+            options.policy, options.layer_b or None,
+        )  # fmt: skip
+        if options.svg:
+            with writing(options.svg) as path:
+                found.plot().savefig(path, format="svg")
+    if options.json:
+        sys.stdout.write(json.dumps(_plain(found), allow_nan=False) + "\n")
+    else:
+        _show(found, first.name, second.name)
+    return 0
+
+
+def _plain(found: Comparison) -> dict[str, object]:
+    rows = [row | {"value": None if math.isnan(row["value"]) else row["value"]} for row in found.to_rows()]
+    return {"first": found.first, "second": found.second, "policy": found.policy, "results": rows}
+
+
+def _show(found: Comparison, first: str, second: str) -> None:
+    console = terminal()
+    console.print(Text(f"{first} (rows) and {second} (columns): {found!r}", style="bold"))
+    for measure in found.measures:
+        small = len(found.second) <= WIDE
+        console.print(Text(f"\n{measure}", style="bold"))
+        console.print(_all_pairs(found, measure) if small else _nearest(found, measure))
+    reasons = {result.degenerate for result in found.results.values() if result.degenerate}
+    for reason in sorted(reasons):
+        console.print(Text(f"no value (–): {reason}", style="yellow"))
+
+
+def _all_pairs(found: Comparison, measure: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for name in found.second:
+        table.add_column(name, justify="right")
+    for first in found.first:
+        values = [found.result(first, second, measure).value for second in found.second]
+        table.add_row(first, *(_number(value) for value in values))
+    return table
+
+
+def _nearest(found: Comparison, measure: str) -> Table:
+    """With many layers: for each of the first network, the layer of the second that is most similar, and its own."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in ("layer", "same layer", "most similar", "value"):
+        table.add_column(head, justify="right" if head in ("same layer", "value") else "left")
+    for first in found.first:
+        values = {second: found.result(first, second, measure).value for second in found.second}
+        known = {second: value for second, value in values.items() if not math.isnan(value)}
+        best = max(known, key=lambda name: known[name]) if known else "–"
+        own = _number(values[first]) if first in values else ""
+        table.add_row(first, own, best, _number(known.get(best, math.nan)))
+    return table
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.3f}"

@@ -1,0 +1,197 @@
+"""Canonical correlations: CCA, SVCCA and PWCCA, always centred.
+
+Directions come from a singular value decomposition of the features themselves, never of their products, which would
+square the condition number. A direction counts when it rises above the rounding of the numbers that were given.
+
+With few samples canonical correlations are large for any features. Where one side has as many directions as centred
+samples can have, all of them are 1 whatever the features: the result is degenerate and says so. Where there are fewer
+than five samples per direction, a note gives the mean squared correlation that unrelated features would have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from intertwine.errors import InputError
+from intertwine.measure.measure import CHANGES, Measure, degenerate, register
+from intertwine.measure.procrustes import constant
+from intertwine.measure.representation import Representation
+from intertwine.measure.result import Result
+from intertwine.shapes import Float
+
+ENOUGH = 5  # samples per direction
+ROTATIONS = frozenset({"permutation", "signs", "orthogonal", "isotropic scale", "translation"})
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Features in float64, their largest entry 1, and the directions they span among the samples.
+
+    `freedom` is the most directions there can be: one fewer than samples where features are centred. `noise` bounds
+    the singular values that rounding of the input can make.
+    """
+
+    x: Float[Tensor, "samples features"]
+    size: float
+    noise: float
+    freedom: int
+
+    @cached_property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Orthonormal directions among samples, singular values, directions among features; those above the noise."""
+        u, s, vt = torch.linalg.svd(self.x, full_matrices=False)
+        floor = max(self.noise, float(s[0]) * max(self.x.shape) * torch.finfo(s.dtype).eps)
+        rank = int((s > floor).sum())
+        return u[:, :rank], s[:rank], vt[:rank]
+
+    @property
+    def rank(self) -> int:
+        return len(self.parts[1])
+
+
+def span(representation: Representation, center: bool = True) -> Span:
+    """Prepare a representation.
+
+    Rounding moves an entry v by at most eps·|v|, and so a singular value by at most eps·‖values‖, where the values are
+    those that were given: what is subtracted by centring has been rounded too.
+    """
+    x = (representation.centred if center else representation.flat).double()
+    size = float(x.abs().max())
+    scale = size or 1.0
+    noise = representation.eps * float((representation.flat.double() / scale).square().sum().sqrt())
+    return Span(x / scale, size, noise, len(x) - int(center))
+
+
+def kept(s: Span, variance: float | None) -> int:
+    """How many directions hold this fraction of the variance, all of them where it is None."""
+    if variance is None:
+        return s.rank
+    squares = s.parts[1].square()
+    before = squares.cumsum(0) - squares
+    return int((before < variance * squares.sum()).sum())
+
+
+def few_samples(freedom: int, directions: int) -> tuple[str, ...]:
+    """A note where unrelated features would score high."""
+    if freedom >= ENOUGH * directions:
+        return ()
+    chance = directions / freedom
+    return (f"few samples for {directions} directions: unrelated features would score {chance:.3f} (mean square)",)
+
+
+def trouble(name: str, a: Span, b: Span, directions: tuple[int, int]) -> Result | None:
+    """The reason why there is no value, if there is one."""
+    if not a.size or not b.size:
+        return constant(name, not a.size, not b.size)
+    if not min(directions):
+        return constant(name, not directions[0], not directions[1], "rounding only: no direction rises above it")
+    if max(directions) >= a.freedom:
+        return degenerate(
+            name,
+            f"{a.freedom + 1} samples are too few: {'x' if directions[0] >= a.freedom else 'y'} spans all that they "
+            "can differ by, so that every correlation is 1 whatever the features",
+        )
+    return None
+
+
+def _correlations(a: Span, b: Span, i: int, j: int) -> Tensor:
+    """Canonical correlations of the first i and j directions."""
+    return torch.linalg.svdvals(a.parts[0][:, :i].T @ b.parts[0][:, :j])
+
+
+def _compare(name: str, statistic: str, variance: float | None, a: Span, b: Span) -> Result:
+    directions = (0, 0) if not a.size or not b.size else (kept(a, variance), kept(b, variance))
+    if (found := trouble(name, a, b, directions)) is not None:
+        return found
+    rho = _correlations(a, b, *directions)
+    value = rho.mean() if statistic == "mean" else rho.square().mean()
+    return Result(name, float(value), notes=few_samples(a.freedom, max(directions)))
+
+
+def _check(name: str, statistic: str) -> None:
+    if statistic not in ("mean", "mean_squared"):
+        raise InputError(f"{name} was asked for with statistic={statistic!r}; it can be 'mean' or 'mean_squared'.")
+
+
+@register
+def cca(statistic: str = "mean") -> Measure:
+    """Mean canonical correlation over as many pairs as the smaller rank.
+
+    Args:
+        statistic: "mean" of the correlations, or "mean_squared", of their squares.
+
+    Example:
+        >>> x = torch.randn(50, 2)
+        >>> round(cca()(x, x @ torch.tensor([[1.0, 2.0], [0.0, 3.0]])).value, 5)
+        1.0
+    """
+    _check("cca", statistic)
+    return Measure(
+        "cca", "similarity", (0.0, 1.0), 1.0, frozenset(CHANGES), "Hotelling 1936; Raghu et al. 2017",
+        "mean canonical correlation", span, partial(_compare, "cca", statistic, None), 3,
+    )  # fmt: skip
+
+
+@register
+def svcca(variance: float = 0.99, statistic: str = "mean") -> Measure:
+    """Mean canonical correlation of the leading principal directions, over as many pairs as the smaller number of them.
+
+    Args:
+        variance: the fraction of each side's variance (its squared singular values) that the directions must hold.
+        statistic: "mean" or "mean_squared".
+
+    Example:
+        >>> x = torch.randn(50, 2)
+        >>> quiet = torch.randn(50, 3) / 1000
+        >>> round(svcca()(torch.cat([x, quiet[:, :1]], 1), torch.cat([quiet, 3 * x], 1)).value, 3)
+        1.000
+    """
+    _check("svcca", statistic)
+    if not 0 < variance <= 1:
+        raise InputError(f"svcca was asked to keep a fraction of {variance} of the variance; give one in (0, 1].")
+    return Measure(
+        "svcca", "similarity", (0.0, 1.0), 1.0, ROTATIONS, "Raghu et al. 2017",
+        f"mean canonical correlation of the directions with {variance:.3g} of the variance",
+        span, partial(_compare, "svcca", statistic, variance), 3,
+    )  # fmt: skip
+
+
+def _weigh(side: str, a: Span, b: Span) -> Result:
+    ranks = (0, 0) if not a.size or not b.size else (a.rank, b.rank)
+    if (found := trouble("pwcca", a, b, ranks)) is not None:
+        return found
+    u, rho, vt = torch.linalg.svd(a.parts[0].T @ b.parts[0], full_matrices=False)
+    variates, (_, s, features) = (u, a.parts) if side == "x" else (vt.T, b.parts)
+    weights = (variates.T * s @ features).abs().sum(1)
+    return Result("pwcca", float(weights @ rho / weights.sum()), notes=few_samples(a.freedom, max(ranks)))
+
+
+@register
+def pwcca(side: str = "x") -> Measure:
+    """Projection-weighted canonical correlation: Σ αᵢρᵢ / Σ αᵢ over as many pairs as the smaller rank.
+
+    The weight αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩| is how much of the centred features xⱼ of one side the canonical variate hᵢ of that
+    side accounts for, where hᵢ has length 1. Packages differ here; this is Morcos et al.'s definition with the weights
+    of the first representation, so that the measure is not symmetric. Where correlations coincide, their variates and
+    with them the weights are one choice of many.
+
+    Args:
+        side: whose features weigh, "x" or "y".
+
+    Example:
+        >>> x = torch.randn(50, 2)
+        >>> round(pwcca()(x, x @ torch.tensor([[1.0, 2.0], [0.0, 3.0]])).value, 5)
+        1.0
+    """
+    if side not in ("x", "y"):
+        raise InputError(f"pwcca was asked for with side={side!r}; it can be 'x' or 'y'.")
+    invariances = frozenset(CHANGES) if side == "x" else ROTATIONS - {"orthogonal"}
+    return Measure(
+        "pwcca", "similarity", (0.0, 1.0), 1.0, invariances, "Morcos et al. 2018",
+        f"mean canonical correlation, weighted by what the features of {side} hold of each",
+        span, partial(_weigh, side), 3,
+    )  # fmt: skip

@@ -1,0 +1,175 @@
+"""`compare`: the layers of two networks against each other, over any data, by any measures.
+
+Linear CKA is summed up batch by batch, exactly, and nothing is kept but products of features. Other measures need all
+samples at once: the features are collected, every layer is prepared once per resolution at which it is compared, and
+every pair is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from torch import Tensor, nn
+
+from intertwine.errors import InputError
+from intertwine.features.features import Features, Layer, features
+from intertwine.features.fingerprint import Fingerprint
+from intertwine.features.policy import arrange, arrange_pair
+from intertwine.measure.comparison import Comparison
+from intertwine.measure.measure import Measure, find
+from intertwine.measure.result import Result
+from intertwine.measure.streaming import StreamingCKA
+
+#: Measures that one pass over the data gives exactly, and whether each is the biased form.
+STREAMED = {"linear_cka": False, "linear_cka_biased": True, "rv": True}
+#: Policies under which positions are samples, so that two layers must have the same ones.
+MATCHED = ("channels", "tokens")
+#: What stands for them where a measure tells channels from positions and needs no common ones.
+STRUCTURED = "structured"
+Views = Mapping[str, Tensor] | Features
+
+
+def compare(
+    a: nn.Module,
+    b: nn.Module,
+    data: Any,
+    layers: str | Iterable[str] | None = None,
+    measures: Sequence[str] = ("linear_cka",),
+    policy: str = "channels",
+    layers_b: str | Iterable[str] | None = None,
+) -> Comparison:
+    """Every chosen layer of one network against every chosen layer of another, on the same data.
+
+    Args:
+        a, b: two networks, which may differ in everything but what they read.
+        data: any iterable of (inputs, targets).
+        layers: module paths or patterns, as for `intertwine.features`; None for all. layers_b: of the second network,
+            where they are not the same.
+        measures: names out of `intertwine.measures()`.
+        policy: "channels" (every position is a sample; the larger resolution is averaged onto the smaller), "flatten",
+            "pool" or "tokens". Under "channels", measures with a kernel over channels and positions (`relu_cka`,
+            `channel_cka`) take each layer at its own resolution.
+
+    Returns:
+        A `Comparison`: `.matrix()`, `.to_rows()`, `.to_frame()`, `.plot()`.
+
+    Example:
+        >>> import torch, intertwine
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> g = torch.Generator().manual_seed(0)
+        >>> batches = [(torch.randn(20, 4, generator=g), None) for _ in range(3)]
+        >>> found = intertwine.compare(net, net, batches, measures=["linear_cka", "cca"])
+        >>> found
+        Comparison(3 × 3 layers by linear_cka, cca, 60 samples, channels)
+        >>> found.matrix().diagonal().tolist()
+        [1.0, 1.0, 1.0]
+    """
+    chosen = [find(name) for name in measures]
+    if not chosen:
+        raise InputError("A comparison by no measures was asked for. Name at least one, such as linear_cka.")
+    batches = list(data) if iter(data) is data else data  # what can be walked once only is walked by two networks
+    first = features(a, batches, layers)
+    second = features(b, batches, layers if layers_b is None else layers_b)
+    found: dict[tuple[str, str, str], Result] = {}
+    mark: Fingerprint | None = None
+    streamed = [m.name for m in chosen if m.name in STREAMED]
+    if streamed:
+        mark = _stream(first, second, policy, streamed, found)
+    others = [m for m in chosen if m.name not in STREAMED]
+    if others:
+        mark = _collect(first.collect(), second.collect(), policy, others, found)
+    assert mark is not None
+    order = [(m.name, x, y) for m in chosen for x, y in product(first.names, second.names)]
+    names = tuple(m.name for m in chosen)
+    return Comparison(first.names, second.names, names, policy, {key: found[key] for key in order}, mark)
+
+
+def _stream(
+    first: Features, second: Features, policy: str, names: list[str], found: dict[tuple[str, str, str], Result]
+) -> Fingerprint:
+    """Linear CKA of all pairs in one pass, one stream for every resolution at which layers meet."""
+    tables = _tables(first, second, policy)
+    streams = {where: StreamingCKA([m.names for m in table]) for where, table in tables.items()}
+    walks = iter(first), iter(second)
+    for left, right in zip(*walks, strict=True):
+        for where, table in tables.items():
+            streams[where].update(*_arranged(table, left, right))
+    walks[0].fingerprint.check(walks[1].fingerprint)
+    for where, table in tables.items():
+        for meeting, name in product(table, names):
+            result = streams[where].result(*meeting.names, biased=STREAMED[name])
+            found[name, *meeting.names] = Result(name, result.value, result.degenerate, notes=result.notes)
+    return walks[0].fingerprint
+
+
+def _collect(
+    first: Features, second: Features, policy: str, chosen: list[Measure], found: dict[tuple[str, str, str], Result]
+) -> Fingerprint:
+    """All samples in memory; every layer is prepared once per measure and resolution."""
+    first.check(second)
+    for measure in chosen:
+        own = STRUCTURED if policy in MATCHED and measure.positions and not measure.meets else policy
+        for table in _tables(first, second, own).values():
+            a, b = ({k: measure.prepare(x) for k, x in side.items()} for side in _arranged(table, first, second))
+            for meeting in table:
+                x, y = meeting.names
+                found[measure.name, x, y] = measure.compare(a[x], b[y])
+    assert first.fingerprint is not None
+    return first.fingerprint
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Two layers that are compared under a policy."""
+
+    first: Layer
+    second: Layer
+    policy: str
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.first.name, self.second.name
+
+    @property
+    def where(self) -> tuple[int, ...]:
+        """The positions at which they meet, where these are samples; each policy without has one place for all."""
+        if self.policy not in MATCHED:
+            return ()
+        sizes, others = _positions(self.first), _positions(self.second)
+        rank = max(len(sizes), len(others))
+        pairs = zip(sizes or (1,) * rank, others or (1,) * rank, strict=False)
+        return tuple(min(pair) for pair in pairs)
+
+    def arrange(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Both layers as rows and features."""
+        if self.policy in MATCHED:
+            return arrange_pair(x, y, self.policy, (self.first.layout, self.second.layout))
+        return arrange(x, self.policy, self.first.layout), arrange(y, self.policy, self.second.layout)
+
+
+def _tables(first: Features, second: Features, policy: str) -> dict[tuple[int, ...], list[Meeting]]:
+    """All pairs of layers, by where they meet."""
+    tables: dict[tuple[int, ...], list[Meeting]] = {}
+    for x, y in product(first.layers, second.layers):
+        meeting = Meeting(x, y, policy)
+        tables.setdefault(meeting.where, []).append(meeting)
+    return tables
+
+
+def _arranged(table: list[Meeting], left: Views, right: Views) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The layers of one table, each arranged once."""
+    xs: dict[str, Tensor] = {}
+    ys: dict[str, Tensor] = {}
+    for meeting in table:
+        x, y = meeting.names
+        if x not in xs or y not in ys:
+            xs[x], ys[y] = meeting.arrange(left[x], right[y])
+    return xs, ys
+
+
+def _positions(layer: Layer) -> tuple[int, ...]:
+    kinds = layer.layout.replace("n", "")
+    return tuple(size for size, kind in zip(layer.shape, kinds, strict=True) if kind == "p")

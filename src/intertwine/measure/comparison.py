@@ -1,0 +1,109 @@
+"""Comparison: every layer of one network against every layer of another, by one or several measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from intertwine.errors import InputError, did_you_mean
+from intertwine.features.fingerprint import Fingerprint
+from intertwine.measure.measure import find
+from intertwine.measure.result import Result
+from intertwine.shapes import Float
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+        first, second: the layers of both networks. measures: by name. policy: how positions and tokens were treated.
+        results: (measure, layer of the first, layer of the second) → `Result`.
+        fingerprint: of the data both networks saw.
+    """
+
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    measures: tuple[str, ...]
+    policy: str
+    results: Mapping[tuple[str, str, str], Result] = field(repr=False)
+    fingerprint: Fingerprint
+
+    def result(self, first: str, second: str, measure: str | None = None) -> Result:
+        """The result of one pair of layers."""
+        key = (self._measure(measure), first, second)
+        if key not in self.results:
+            known = [*self.first, *self.second]
+            wrong = first if first not in self.first else second
+            raise InputError(
+                f"The layer {wrong!r} was not compared. {did_you_mean(wrong, known)}See .first and .second."
+            )
+        return self.results[key]
+
+    def matrix(self, measure: str | None = None) -> Float[Tensor, "first second"]:
+        """The values of one measure; not a number where a pair has none."""
+        name = self._measure(measure)
+        rows = [[self.results[name, a, b].value for b in self.second] for a in self.first]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per measure and pair of layers, as plain data."""
+        return list(self._rows())
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install polars`)."""
+        try:
+            polars = import_module("polars")
+        except ImportError as error:
+            raise InputError(
+                "A data frame was asked for, but polars is not installed. Install it (pip install polars), or use "
+                ".to_rows(), which any data frame library reads."
+            ) from error
+        return polars.DataFrame(self.to_rows())
+
+    def plot(self, measure: str | None = None) -> Figure:
+        """A heat map of one measure, the first network's layers from top to bottom."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise InputError(
+                "A plot was asked for, but matplotlib is not installed: pip install 'intertwine[plot]'."
+            ) from error
+        name, values = self._measure(measure), self.matrix(measure)
+        low, high = find(name).range
+        size = (2.4 + 0.32 * len(self.second), 1.8 + 0.28 * len(self.first))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
+        bounds = (low if low > -torch.inf else None, high if high < torch.inf else None)
+        picture = axes.imshow(values.numpy(), vmin=max(0.0, bounds[0] or 0.0), vmax=bounds[1], cmap="viridis")
+        axes.set_xticks(range(len(self.second)), self.second, rotation=90, fontsize=7)
+        axes.set_yticks(range(len(self.first)), self.first, fontsize=7)
+        axes.set_title(f"{name}, {self.fingerprint.samples:,} samples, {self.policy}", fontsize=9)
+        figure.colorbar(picture, ax=axes, shrink=0.8)
+        return figure
+
+    def __repr__(self) -> str:
+        size = f"{len(self.first)} × {len(self.second)} layers"
+        return f"Comparison({size} by {', '.join(self.measures)}, {self.fingerprint.samples:,} samples, {self.policy})"
+
+    def _measure(self, name: str | None) -> str:
+        chosen = name or self.measures[0]
+        if chosen not in self.measures:
+            raise InputError(f"The measure {chosen!r} was not taken; these were: {', '.join(self.measures)}.")
+        return chosen
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for (measure, a, b), result in self.results.items():
+            yield {
+                "measure": measure, "first": a, "second": b, "value": result.value, "degenerate": result.degenerate,
+                "notes": "; ".join(result.notes), "policy": self.policy, "samples": self.fingerprint.samples,
+                "data": self.fingerprint.digest,
+            }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Triton kernels for measures on a GPU; imported only where triton is installed."""

@@ -1,0 +1,128 @@
+"""compare: all layers against all layers, in one pass where that is exact, refusing what does not belong together."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import intertwine as it
+from intertwine.errors import InputError, MismatchError
+from intertwine.features.policy import arrange, arrange_pair
+from intertwine.measure.measure import find
+
+LAYERS = ["conv1", "layer1.0.relu1", "layer2.0.relu2", "layer3.0.relu2", "fc"]
+
+
+def net(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return it.zoo.build("resnet20", width=0.25).eval()
+
+
+def batches(sizes: tuple[int, ...] = (5, 5, 3), seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    images = torch.randn(sum(sizes), 3, 16, 16, generator=g)
+    return [(x, torch.zeros(len(x))) for x in images.split(list(sizes))]
+
+
+def hooked(model: nn.Module, layer: str, data: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The same features by a plain hook."""
+    kept: list[Tensor] = []
+    handle = model.get_submodule(layer).register_forward_hook(lambda module, args, y: kept.append(y.detach().clone()))
+    with torch.no_grad():
+        model(torch.cat([x for x, _ in data]))
+    handle.remove()
+    return kept[0]
+
+
+@pytest.mark.parametrize("policy", ["channels", "flatten", "pool"])
+@pytest.mark.parametrize("name", ["linear_cka", "linear_cka_biased", "relu_procrustes", "cca", "relu_cka"])
+def test_every_pair_is_what_measure_gives(name: str, policy: str) -> None:
+    """Whichever way it was computed, against plain hooks and one call per pair."""
+    a, b, data = net(0), net(1), batches()
+    found = it.compare(a, b, data, LAYERS, [name], policy)
+    for first in LAYERS:
+        for second in LAYERS:
+            x, y = hooked(a, first, data), hooked(b, second, data)
+            if find(name).positions and not find(name).meets and policy == "channels":
+                x, y = arrange(x, "structured"), arrange(y, "structured")
+            else:
+                x, y = arrange_pair(x, y, policy)
+            expected, got = it.measure(x, y, name), found.result(first, second)
+            assert (expected.degenerate is None) == (got.degenerate is None), (first, second)
+            if expected.degenerate is None:
+                assert got.value == pytest.approx(expected.value, abs=2e-5), (first, second)
+
+
+def test_the_size_of_batches_does_not_matter() -> None:
+    one, three = (it.compare(net(0), net(1), batches(sizes), LAYERS) for sizes in ((13,), (5, 5, 3)))
+    assert torch.allclose(one.matrix(), three.matrix(), atol=1e-6)
+
+
+def test_several_measures_and_other_layers() -> None:
+    found = it.compare(
+        net(0), net(1), batches(), "conv1", ["cca", "linear_cka"], "pool", layers_b=["fc", "layer1.*.relu2"]
+    )
+    assert found.first == ("conv1",)
+    assert found.second == ("fc", "layer1.0.relu2", "layer1.1.relu2", "layer1.2.relu2")
+    assert found.matrix("linear_cka").shape == (1, 4)
+    assert [row["measure"] for row in found.to_rows()] == ["cca"] * 4 + ["linear_cka"] * 4
+    assert repr(found) == "Comparison(1 × 4 layers by cca, linear_cka, 13 samples, pool)"
+
+
+def test_a_generator_is_walked_for_both() -> None:
+    def once() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from batches()
+
+    assert torch.equal(
+        it.compare(net(0), net(1), once(), LAYERS).matrix(), it.compare(net(0), net(1), batches(), LAYERS).matrix()
+    )
+
+
+def test_data_in_another_order_at_every_walk_is_refused() -> None:
+    class Shuffled:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            data = batches((4, 4, 4))
+            return iter([data[i] for i in torch.randperm(3)])
+
+    def eight_times(name: str) -> None:
+        """Eight walks in the same order by chance are one in 6^8."""
+        for _ in range(8):
+            it.compare(net(0), net(1), Shuffled(), LAYERS[:2], [name], "pool")
+
+    for name in ("linear_cka", "cca"):
+        with pytest.raises(MismatchError):
+            eight_times(name)
+
+
+def test_models_are_left_as_they_were() -> None:
+    a = net(0).train()
+    before = {name: t.clone() for name, t in a.state_dict().items()}
+    it.compare(a, a, batches(), LAYERS)
+    assert a.training
+    assert all(torch.equal(t, before[name]) for name, t in a.state_dict().items())
+    assert not any(module._forward_hooks for module in a.modules())
+
+
+def test_a_heat_map(tmp_path: Path) -> None:
+    found = it.compare(net(0), net(1), batches(), LAYERS, ["linear_cka", "rsa"])
+    figure = found.plot("rsa")
+    figure.savefig(tmp_path / "map.svg")
+    picture = (tmp_path / "map.svg").read_text(encoding="utf-8")
+    assert len(picture) > 1000
+    assert figure.axes[0].get_title() == "rsa, 13 samples, channels"
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == LAYERS
+
+
+def test_errors() -> None:
+    found = it.compare(net(0), net(1), batches(), LAYERS)
+    with pytest.raises(InputError, match=re.escape("The layer 'conv2' was not compared. Did you mean conv1")):
+        found.result("conv2", "fc")
+    with pytest.raises(InputError, match="The measure 'cca' was not taken; these were: linear_cka"):
+        found.matrix("cca")
+    with pytest.raises(InputError, match="by no measures was asked for"):
+        it.compare(net(0), net(1), batches(), LAYERS, [])
+    with pytest.raises(InputError, match=r"conv9.*Did you mean"):
+        it.compare(net(0), net(1), batches(), ["conv9"])

@@ -1,0 +1,36 @@
+"""docs/measures.md: its table is what the code declares, its examples run."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import intertwine as it
+from intertwine.measure.result import Result
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "measures.md").read_text(encoding="utf-8")
+
+
+def test_the_table_is_what_the_code_declares() -> None:
+    spec = importlib.util.spec_from_file_location("docs_measures", DOCS / "measures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.written(PAGE) == PAGE, "run: python docs/measures.py"
+    assert set(module.COSTS) == {m.name for m in it.measures()}
+    assert set(module.PEERS) <= set(module.COSTS)
+
+
+def test_the_examples_run() -> None:
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.S):
+        exec(block, names)
+    found = names["found"]
+    assert isinstance(found, Result)
+    assert abs(found.value - 1) < 1e-6
+
+
+def test_the_files_it_names_are_there() -> None:
+    for path in re.findall(r"`(measure/\w+\.py)`", PAGE):
+        assert (DOCS.parent / "src" / "intertwine" / path).exists()
