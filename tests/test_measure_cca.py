@@ -111,12 +111,20 @@ def test_dead_and_duplicate_columns_are_no_directions(name: str, dtype: torch.dt
 def test_rank_is_that_of_what_was_given_before_rounding(dtype: torch.dtype, offset: float) -> None:
     """12 features of rank 3, rounded: the other 9 directions are rounding and would bring the mean down."""
     base = normal(300, 3)
-    x, y = base @ normal(3, 12, seed=1), base @ normal(3, 3, seed=2)
-    found = measure((x + offset).to(dtype), y, "cca")
+    x, y = ((base @ normal(3, 12, seed=i) + offset).to(dtype) for i in (1, 2))
+    found = measure(x, y, "cca")
     if offset and dtype is torch.bfloat16:
         assert found.degenerate is not None
     else:
         assert found.value == pytest.approx(1, abs=0.02 if dtype.itemsize == 2 else 1e-4)
+
+
+def test_rank_in_double_precision() -> None:
+    """The other singular values are not zero but the rounding of products and of the decomposition."""
+    for seed in range(3):
+        base, y = normal(2000, 3, seed=seed), normal(2000, 10, seed=seed + 100)
+        value = measure(base @ normal(3, 50, seed=seed + 50), y, "cca").value
+        assert value == pytest.approx(measure(base, y, "cca").value, abs=1e-9)
 
 
 def test_features_far_apart_in_size_all_count() -> None:

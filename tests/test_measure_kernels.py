@@ -179,8 +179,8 @@ def test_000_G46_rbf_cka(factor: float, biased: bool) -> None:
 def test_000_G46_rbf_cka_with_a_narrow_kernel() -> None:
     """Only the nearest samples see each other; their small entries must not be lost next to 1."""
     x, y = related(41, (6,), (9,))
-    expected = cka(gaussian(x.numpy(), 0.06), gaussian(y.numpy(), 0.06))
-    assert float(rbf_cka(0.06)(x, y)) == pytest.approx(expected, abs=1e-11)
+    expected = cka(gaussian(x.numpy(), 0.015), gaussian(y.numpy(), 0.015))
+    assert float(rbf_cka(0.015)(x, y)) == pytest.approx(expected, abs=1e-11)
 
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0])
@@ -366,7 +366,7 @@ def test_constant_channels_are_left_out_and_noted() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_channels_of_which_only_rounding_is_left_are_constant(dtype: torch.dtype) -> None:
     x = torch.randn(30, 4).to(dtype)
-    x[:, 1] = 0.1 + torch.arange(30).remainder(2) * torch.finfo(dtype).eps * 0.1
+    x[:, 1] = 1 + torch.arange(30, dtype=dtype).remainder(2) * torch.finfo(dtype).eps
     result = relu_cka()(x, x)
     assert x[:, 1].unique().numel() == 2
     assert result.notes[0] == "x: 1 of 4 channels are constant and were left out"

@@ -202,6 +202,14 @@ def test_000_D6_dead_on_one_side_by_brute_force(dead: str) -> None:
     assert measure(x, y, "relu_procrustes", dead=dead).value == pytest.approx(1 - left / bound, abs=1e-12)
 
 
+def test_000_D6_the_papers_divisor_is_the_wider_width() -> None:
+    x, y = related(20, 5, 3)
+    a, b = units(x, True, True), padded(units(y, True, True), 5)
+    left = min(np.linalg.norm(a - b[:, list(order)]) for order in permutations(range(5)))
+    found = measure(x, y, "relu_procrustes", dead="paper")
+    assert found.value == pytest.approx(1 - left / (2 * np.sqrt(5)), abs=1e-12)
+
+
 # -- the alignment -----------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +232,16 @@ def test_alignment_takes_y_onto_x(p: int, q: int) -> None:
     moved, wanted = moved[:, part(found, "permutation")][:, :p], x.clone()
     wanted[:, q:] = 0 if p > q else wanted[:, q:]
     assert torch.allclose(moved - moved.mean(0), wanted - wanted.mean(0), atol=1e-12)
+
+
+def test_alignment_leaves_dead_features_as_they_are() -> None:
+    x = 5 * normal(30, 4)
+    y = x.clone()
+    y[:, 2] = 1.0
+    for dead in ("drop", "paper"):
+        found = measure(x, y, "relu_procrustes", dead=dead)
+        assert part(found, "permutation").tolist() == [0, 1, 2, 3]
+        assert torch.allclose(part(found, "scales"), torch.ones(4).double())
 
 
 def test_alignment_of_a_permutation() -> None:
@@ -294,11 +312,11 @@ def test_soft_matching_does_not_see_copies_of_all_features_and_drops_dead_ones()
     x, y = related(40, 4, 6)
     value = measure(x, y, "soft_matching").value
     assert measure(x, torch.cat([y, 3 * y], 1), "soft_matching").value == pytest.approx(value, abs=1e-12)
-    found = measure(x, torch.cat([y, torch.ones(40, 1).double()], 1), "soft_matching")
+    found = measure(x, torch.cat([torch.ones(40, 1).double(), y], 1), "soft_matching")
     assert found.value == pytest.approx(value, abs=1e-12)
     assert found.notes == ("dead features left out: 1 of y",)
     assert part(found, "plan").shape == (4, 7)
-    assert not part(found, "plan")[:, 6].any()
+    assert not part(found, "plan")[:, 0].any()
 
 
 def test_soft_matching_distance_is_a_metric() -> None:

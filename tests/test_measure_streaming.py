@@ -157,6 +157,8 @@ def test_constant_features(dtype: torch.dtype) -> None:
     assert result.degenerate == "y is constant: no feature varies over the samples"
     assert isnan(result.value)
     assert streamed(dead, y, 16).result(biased=True).degenerate == "x is constant: no feature varies over the samples"
+    rounding = 1 + torch.arange(50, dtype=dtype)[:, None].remainder(2) * torch.finfo(dtype).eps
+    assert streamed(x, rounding, 16).result().degenerate == "y is constant: no feature varies over the samples"
     some = torch.cat([x, dead], 1)
     assert float(streamed(some, y, 16).result()) == pytest.approx(
         dense(x, y), abs=1e-5 if dtype.itemsize < 8 else 1e-12
