@@ -140,6 +140,14 @@ def test_inputs_are_not_changed(measure: Measure) -> None:
     assert torch.equal(y, kept[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("samples", [8, 50])
+def test_samples_that_are_equally_far_apart(samples: int, dtype: torch.dtype) -> None:
+    """A debiased Gram matrix without its diagonal is zero; what rounding leaves of it is not a value."""
+    result = it.measure(torch.eye(samples, dtype=dtype), torch.randn(samples, 4, dtype=dtype))
+    assert result.degenerate == "the samples of x are equally far apart: there is nothing to align"
+
+
 def test_unknown_names() -> None:
     x, y = draw(0)
     with pytest.raises(InputError, match=r"'linear_cca' was asked for, but there is none.*Did you mean linear_cka"):

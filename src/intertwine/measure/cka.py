@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from intertwine.measure.measure import Measure, degenerate, register
-from intertwine.measure.representation import Representation
+from intertwine.measure.representation import STILL, Representation
 from intertwine.measure.result import Result
 from intertwine.shapes import Float
 
@@ -29,6 +29,7 @@ class Centred:
     lengths: Float[Tensor, " samples"]
     scale: float  # what x was divided by, so that no square over- or underflows
     own: float
+    noise: float  # what rounding can make of an inner product that is zero
 
     @property
     def dead(self) -> bool:
@@ -40,7 +41,8 @@ def centred(representation: Representation, biased: bool) -> Centred:
     scale = representation.size
     x = representation.centred / scale if scale else representation.centred
     lengths = x.double().square().sum(1) if x.dtype == torch.float64 else _row_lengths(x)
-    return Centred(x, lengths, scale, _inner(x, x, lengths, lengths, biased))
+    noise = STILL * representation.eps * sqrt(len(x)) * float(lengths @ lengths)
+    return Centred(x, lengths, scale, _inner(x, x, lengths, lengths, biased), noise)
 
 
 def _row_lengths(x: Tensor, rows: int = 4096) -> Tensor:
@@ -82,8 +84,9 @@ def _compare(name: str, biased: bool, a: Centred, b: Centred) -> Result:
     if a.dead or b.dead:
         which = "both representations are" if a.dead and b.dead else f"{'x' if a.dead else 'y'} is"
         return degenerate(name, f"{which} constant: no feature varies over the samples")
-    if a.own <= 0 or b.own <= 0:
-        return degenerate(name, f"{'x' if a.own <= 0 else 'y'} has no similarity between different samples to align")
+    for which, side in (("x", a), ("y", b)):
+        if side.own <= side.noise:
+            return degenerate(name, f"the samples of {which} are equally far apart: there is nothing to align")
     value = a.own if a is b else _inner(a.x, b.x, a.lengths, b.lengths, biased)
     return Result(name, value / (sqrt(a.own) * sqrt(b.own)))
 
