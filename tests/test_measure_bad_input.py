@@ -145,7 +145,7 @@ def test_inputs_are_not_changed(measure: Measure) -> None:
 def test_samples_that_are_equally_far_apart(samples: int, dtype: torch.dtype) -> None:
     """A debiased Gram matrix without its diagonal is zero; what rounding leaves of it is not a value."""
     result = it.measure(torch.eye(samples, dtype=dtype), torch.randn(samples, 4, dtype=dtype))
-    assert result.degenerate == "the samples of x are equally far apart: there is nothing to align"
+    assert result.degenerate == "x has no similarity between different samples to align: it is the same for all pairs"
 
 
 def test_unknown_names() -> None:

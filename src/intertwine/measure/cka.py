@@ -6,12 +6,14 @@ U-centred Gram matrices (Song et al. 2012; Székely and Rizzo 2014), whose value
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import sqrt
 
 import torch
 from torch import Tensor
 
+from intertwine.measure.hsic import FLAT
 from intertwine.measure.measure import Measure, degenerate, register
 from intertwine.measure.representation import STILL, Representation
 from intertwine.measure.result import Result
@@ -40,14 +42,9 @@ def centred(representation: Representation, biased: bool) -> Centred:
     """Prepare a representation: its largest entry becomes 1."""
     scale = representation.size
     x = representation.centred / scale if scale else representation.centred
-    lengths = x.double().square().sum(1) if x.dtype == torch.float64 else _row_lengths(x)
-    noise = STILL * representation.eps * sqrt(len(x)) * float(lengths @ lengths)
+    lengths = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
+    noise = STILL * representation.eps * len(x) * float(lengths @ lengths)
     return Centred(x, lengths, scale, _inner(x, x, lengths, lengths, biased), noise)
-
-
-def _row_lengths(x: Tensor, rows: int = 4096) -> Tensor:
-    """Squared lengths of rows in float64, some rows at a time: a copy of all in float64 may not fit."""
-    return torch.cat([part.double().square().sum(1) for part in x.split(rows)])
 
 
 def _inner(x: Tensor, y: Tensor, k: Tensor, l: Tensor, biased: bool) -> float:  # noqa: E741
@@ -63,21 +60,34 @@ def _inner(x: Tensor, y: Tensor, k: Tensor, l: Tensor, biased: bool) -> float:  
     return total - n / (n - 2) * float(k @ l) + float(k.sum() * l.sum()) / ((n - 1) * (n - 2))
 
 
-def _squared_product(x: Tensor, y: Tensor, block: int = 2048) -> float:
-    """‖XᵀY‖² in float64: over features where there are fewer of them than samples, else over blocks of samples."""
+def _squared_product(x: Tensor, y: Tensor, block: int = 1024) -> float:
+    """‖XᵀY‖² in float64: over features where there are fewer of them than samples, else over blocks of samples.
+
+    What is symmetric is taken by halves: the product of a representation with itself, and Gram matrices.
+    """
     n, p, q = len(x), x.shape[1], y.shape[1]
-    if p * q <= n * (p + q) / 2:
-        return _sum_of_squares(x.T @ y)
-    total = 0.0
-    for i in range(0, n, block):
-        for j in range(i, n, block):
-            part = (x[i : i + block] @ x[j : j + block].T).mul_(y[i : i + block] @ y[j : j + block].T)
-            total += float(part.sum(dtype=torch.float64)) * (1 if i == j else 2)
-    return total
+    if p * q > n * (p + q) / 2:
+        pairs = _halves(n, block)
+        products = ((x[i] @ x[j].T).mul_(y[i] @ y[j].T).sum(dtype=torch.float64) * times for i, j, times in pairs)
+    elif x is y:
+        products = (_square(x[:, i].T @ x[:, j]) * times for i, j, times in _halves(p, block))
+    else:
+        products = (_square(x.T @ y[:, j]) for j in _parts(q, 4 * block))
+    return sum(map(float, products))
 
 
-def _sum_of_squares(x: Tensor, rows: int = 1024) -> float:
-    return sum(float(part.double().square().sum()) for part in x.split(rows))
+def _parts(size: int, block: int) -> list[slice]:
+    return [slice(start, start + block) for start in range(0, size, block)]
+
+
+def _halves(size: int, block: int) -> Iterator[tuple[slice, slice, int]]:
+    """Blocks on and above the diagonal, and how often each counts."""
+    parts = _parts(size, block)
+    return ((a, b, 1 if i == j else 2) for i, a in enumerate(parts) for j, b in enumerate(parts) if i <= j)
+
+
+def _square(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
 
 
 def _compare(name: str, biased: bool, a: Centred, b: Centred) -> Result:
@@ -86,7 +96,7 @@ def _compare(name: str, biased: bool, a: Centred, b: Centred) -> Result:
         return degenerate(name, f"{which} constant: no feature varies over the samples")
     for which, side in (("x", a), ("y", b)):
         if side.own <= side.noise:
-            return degenerate(name, f"the samples of {which} are equally far apart: there is nothing to align")
+            return degenerate(name, f"{which} {FLAT}")
     value = a.own if a is b else _inner(a.x, b.x, a.lengths, b.lengths, biased)
     return Result(name, value / (sqrt(a.own) * sqrt(b.own)))
 

@@ -38,15 +38,15 @@ class Representation:
     @cached_property
     def centred(self) -> Float[Tensor, "samples features"]:
         """Features minus their means over the samples; a feature that does not vary is exactly zero."""
-        rest = self.flat - self.flat.mean(0, dtype=torch.float64).to(self.values.dtype)
-        rest -= rest.mean(0, dtype=torch.float64).to(self.values.dtype)  # what the rounding of the mean left
+        rest = self.flat - self.flat.mean(0)
+        rest -= rest.mean(0, dtype=torch.float64).to(rest.dtype)  # what the rounding of the mean left
         still = rest.abs().amax(0) <= STILL * self.eps * self.flat.abs().amax(0)
-        return torch.where(still, 0.0, rest)
+        return torch.where(still, 0.0, rest) if still.any() else rest
 
     @cached_property
     def size(self) -> float:
         """The largest centred entry; 0 where nothing varies."""
-        return float(self.centred.abs().max())
+        return float(torch.linalg.vector_norm(self.centred, torch.inf))
 
     @cached_property
     def varying(self) -> int:
@@ -69,7 +69,7 @@ def represent(x: Tensor, name: str = "x") -> Representation:
     if not x.numel():
         raise InputError(f"{name} has no entries: its shape is {tuple(x.shape)}. Give at least one sample and feature.")
     values = x.detach().to(torch.float64 if x.dtype == torch.float64 or not x.is_floating_point() else torch.float32)
-    if not values.isfinite().all():
+    if not values.sum().isfinite() and not values.isfinite().all():  # the sum alone is quick, and may overflow
         bad = int((~values.isfinite()).sum())
         raise InputError(
             f"{name} holds {bad} entries that are not finite (NaN or infinity). Find the layer that made them; no "

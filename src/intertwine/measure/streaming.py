@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
+from intertwine.measure.hsic import FLAT
 from intertwine.measure.measure import degenerate
 from intertwine.measure.representation import STILL, Representation, represent
 from intertwine.measure.result import Result
@@ -176,7 +177,7 @@ class _Layer:
             return "is constant: no feature varies over the samples"
         own, total = self.own(biased)
         if own <= STILL * torch.finfo(self.shift.dtype).eps * sqrt(self.count) * total:  # rounding and no more
-            return "has no similarity between different samples to align"
+            return FLAT
         return None
 
 
