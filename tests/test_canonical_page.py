@@ -1,25 +1,18 @@
 """docs/canonical.md: its tables are what the result files say, its examples run, its links lead somewhere."""
 
-import importlib.util
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pages import DOCS, script
 
-DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "canonical.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def results() -> ModuleType:
     """The script that writes the tables."""
-    spec = importlib.util.spec_from_file_location("docs_results", DOCS / "results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("results")
 
 
 def test_the_tables_are_what_was_measured(results: ModuleType) -> None:

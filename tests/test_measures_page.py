@@ -1,22 +1,17 @@
 """docs/measures.md: its table is what the code declares, its examples run."""
 
-import importlib.util
 import re
-from pathlib import Path
+
+from pages import DOCS, script
 
 import intertwine as it
 from intertwine.measure.result import Result
 
-DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "measures.md").read_text(encoding="utf-8")
 
 
 def test_the_table_is_what_the_code_declares() -> None:
-    spec = importlib.util.spec_from_file_location("docs_measures", DOCS / "measures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("measures")
     assert module.written(PAGE) == PAGE, "run: python docs/measures.py"
     assert set(module.COSTS) == {m.name for m in it.measures()}
     assert set(module.PEERS) <= set(module.COSTS)

@@ -1,26 +1,14 @@
 """docs/symmetry.md: its table is what the code finds, its examples run, its figure can be drawn, its links lead on."""
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from pages import DOCS, script
 from torch.nn.modules import activation
 
-DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "symmetry.md").read_text(encoding="utf-8")
-
-
-def script(name: str) -> ModuleType:
-    """One of the scripts beside the pages."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_table_is_what_the_code_finds() -> None:

@@ -1,28 +1,22 @@
 """docs/zoo.md: its tables are what was measured and what the code holds, its examples run, its names exist."""
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pages import DOCS, script
 
 import intertwine as it
 from intertwine.zoo.recipe import RECIPES
 
-DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "zoo.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def results() -> ModuleType:
     """The script that writes the tables."""
-    spec = importlib.util.spec_from_file_location("docs_results", DOCS / "results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("results")
 
 
 def test_the_tables_are_what_was_measured(results: ModuleType) -> None:
