@@ -20,6 +20,8 @@ from intertwine.measure.result import Result
 from intertwine.shapes import Float
 
 ROTATIONS = frozenset({"permutation", "signs", "orthogonal", "isotropic scale", "translation"})
+#: Entries down to this and up to its inverse can be squared and summed in single precision.
+SMALLEST = 2.0**-30
 REFERENCE = "Kornblith et al. 2019; debiased: Song et al. 2012"
 
 
@@ -29,7 +31,7 @@ class Centred:
 
     x: Float[Tensor, "samples features"]
     lengths: Float[Tensor, " samples"]
-    scale: float  # what x was divided by, so that no square over- or underflows
+    scale: float  # the largest entry
     own: float
     noise: float  # what rounding can make of an inner product that is zero
 
@@ -39,9 +41,10 @@ class Centred:
 
 
 def centred(representation: Representation, biased: bool) -> Centred:
-    """Prepare a representation: its largest entry becomes 1."""
-    scale = representation.size
-    x = representation.centred / scale if scale else representation.centred
+    """Prepare a representation; one whose squares would leave the range of its numbers is brought to size 1."""
+    scale, x = representation.size, representation.centred
+    if scale and not SMALLEST < scale < 1 / SMALLEST:
+        x = x / scale
     lengths = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
     noise = STILL * representation.eps * len(x) * float(lengths @ lengths)
     return Centred(x, lengths, scale, _inner(x, x, lengths, lengths, biased), noise)
@@ -98,7 +101,7 @@ def _compare(name: str, biased: bool, a: Centred, b: Centred) -> Result:
         if side.own <= side.noise:
             return degenerate(name, f"{which} {FLAT}")
     value = a.own if a is b else _inner(a.x, b.x, a.lengths, b.lengths, biased)
-    return Result(name, value / (sqrt(a.own) * sqrt(b.own)))
+    return Result(name, value / sqrt(a.own * b.own))
 
 
 def _linear(name: str, biased: bool, about: str, reference: str, needs: int) -> Measure:

@@ -39,7 +39,7 @@ class Representation:
     def centred(self) -> Float[Tensor, "samples features"]:
         """Features minus their means over the samples; a feature that does not vary is exactly zero."""
         rest = self.flat - self.flat.mean(0)
-        rest -= rest.mean(0, dtype=torch.float64).to(rest.dtype)  # what the rounding of the mean left
+        rest -= rest.mean(0)  # what the rounding of the mean left: small numbers now, so that nothing is lost
         still = rest.abs().amax(0) <= STILL * self.eps * self.flat.abs().amax(0)
         return torch.where(still, 0.0, rest) if still.any() else rest
 

@@ -1,0 +1,128 @@
+"""Similarity measures: time against the products they cannot do without, and against peers on the same data.
+
+    python bench/measure.py                            # ours alone
+    python bench/measure.py --peers PYTHON             # beside pytorch-cka, run by a Python that has it
+
+Results are kept in bench/results/measure.json. The published loop of G_ReLU-CKA is written out here in its form, one
+row of the kernel at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import intertwine as it
+from intertwine.zoo.files import write_json
+
+RESULTS = Path(__file__).parent / "results" / "measure.json"
+PEER = """
+import json, sys, time, torch
+from cka import cka_from_features
+data = torch.load(sys.argv[1], weights_only=True)
+times = []
+for _ in range(int(sys.argv[2])):
+    start = time.perf_counter()
+    value = float(cka_from_features(data["x"], data["y"]))
+    times.append(time.perf_counter() - start)
+print(json.dumps({"seconds": min(times), "value": value}))
+"""
+
+
+def timed(call: Callable[[], Any], times: int = 2) -> tuple[float, Any]:
+    """The shortest of some runs, and what it gave."""
+    seconds, value = [], None
+    for _ in range(times):
+        start = time.perf_counter()
+        value = call()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), value
+
+
+def linear_cka(samples: int, width: int, peers: str | None) -> dict[str, Any]:
+    """Debiased linear CKA against its three products alone, and against pytorch-cka."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, width, generator=g)
+    y = x + torch.randn(samples, width, generator=g)
+    floor, _ = timed(lambda: (x.T @ x, x.T @ y, y.T @ y))
+    ours, result = timed(lambda: it.measure(x, y))
+    exact = it.measure(x[:, :256].double(), y[:, :256].double()).value
+    single = it.measure(x[:, :256], y[:, :256]).value
+    row = {
+        "what": f"linear_cka, {samples:,} × {width:,}", "seconds": ours, "floor": "three products", "floor_s": floor,
+        "value": result.value, "off_float64": abs(exact - single),
+    }  # fmt: skip
+    return row | (_peer(peers, x, y) if peers else {})
+
+
+def _peer(python: str, x: Tensor, y: Tensor) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/data.pt"  # the peers' environment need not have safetensors
+        torch.save({"x": x, "y": y}, file)
+        done = subprocess.run([python, "-c", PEER, file, "2"], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {"peer": "pytorch-cka", "peer_s": found["seconds"], "peer_value": found["value"]}
+
+
+def relu_cka(samples: int, channels: int, positions: int) -> dict[str, Any]:
+    """G_ReLU-CKA against the loop over rows of the kernel."""
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(samples, channels, positions, generator=g) for _ in range(2))
+    ours, result = timed(lambda: it.measure(x, y, "relu_cka"))
+    part = 20
+    loop, _ = timed(lambda: [_row_by_row(z, part) for z in (x, y)], 1)
+    return {
+        "what": f"relu_cka, {samples:,} × {channels} × {positions}", "seconds": ours, "value": result.value,
+        "peer": f"loop over rows ({part} of {samples:,} timed)", "peer_s": loop * samples / part,
+    }  # fmt: skip
+
+
+def _row_by_row(x: Tensor, rows: int) -> Tensor:
+    """Rows of the max kernel with all channels of all samples at once, as published."""
+    x = x - x.mean((0, 2), keepdim=True)
+    x = x / x.square().sum((0, 2), keepdim=True).sqrt()
+    return torch.stack([(x[i] * x).sum(-1).amax(1) for i in range(rows)])
+
+
+def procrustes(samples: int, width: int) -> dict[str, Any]:
+    """Orthogonal Procrustes with fewer samples than features, against singular values of the features' product."""
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(samples, width, generator=g, dtype=torch.float64) for _ in range(2))
+    ours, result = timed(lambda: it.measure(x, y, "orthogonal_procrustes"))
+    wide, _ = timed(lambda: torch.linalg.svdvals(x.T @ y), 1)
+    what = f"orthogonal_procrustes, {samples} × {width:,}"
+    return {"what": what, "seconds": ours, "value": result.value, "peer": "SVD of d × d", "peer_s": wide}
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The table."""
+    lines = ["| what | ours | floor | ratio | peer | its time | faster |", "|---|---|---|---|---|---|---|"]
+    for r in rows:
+        floor = f"{r['floor']} {r['floor_s']:.2f} s | {r['seconds'] / r['floor_s']:.2f}" if "floor" in r else " | "
+        peer = f"{r['peer']} | {r['peer_s']:.2f} s | {r['peer_s'] / r['seconds']:.1f}×" if "peer" in r else " | | "
+        lines.append(f"| {r['what']} | {r['seconds']:.2f} s | {floor} | {peer} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--peers", metavar="PYTHON", help="the Python of an environment with pytorch-cka")
+    options.add_argument("--results", type=Path, default=RESULTS)
+    chosen = options.parse_args()
+    rows = [linear_cka(10_000, 4096, chosen.peers), relu_cka(1000, 64, 64), procrustes(300, 3000)]
+    about = {"torch": torch.__version__.split("+")[0], "threads": torch.get_num_threads()}
+    write_json(chosen.results, {"rows": rows, **about})
+    print(page(rows))
+
+
+if __name__ == "__main__":
+    main()
