@@ -1,5 +1,6 @@
 """docs/measures.md: its table is what the code declares, its examples run."""
 
+import json
 import re
 
 from pages import DOCS, script
@@ -15,6 +16,12 @@ def test_the_table_is_what_the_code_declares() -> None:
     assert module.written(PAGE) == PAGE, "run: python docs/measures.py"
     assert set(module.COSTS) == {m.name for m in it.measures()}
     assert set(module.PEERS) <= set(module.COSTS)
+
+
+def test_the_times_are_what_was_measured() -> None:
+    bench = script("measure", DOCS.parent / "bench")
+    rows = json.loads(bench.RESULTS.read_text(encoding="utf-8"))["rows"]
+    assert bench.page(rows) in PAGE, "write the table of `python bench/measure.py` into docs/measures.md"
 
 
 def test_the_examples_run() -> None:
