@@ -1,6 +1,7 @@
 """compare: all layers against all layers, in one pass where that is exact, refusing what does not belong together."""
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,12 @@ def test_a_heat_map(tmp_path: Path) -> None:
     assert len(picture) > 1000
     assert figure.axes[0].get_title() == "rsa, 13 samples, channels"
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == LAYERS
+
+
+def test_no_data_frames_without_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(InputError, match=re.escape("polars is not installed. Install it (pip install polars), or use")):
+        it.compare(net(0), net(1), batches(), LAYERS[:1]).to_frame()
 
 
 def test_errors() -> None:

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 import intertwine
 from intertwine.errors import InputError, MismatchError
-from intertwine.features.capture import calls, capture, modules_of, sites
+from intertwine.features.batches import calls
+from intertwine.features.capture import capture
 from intertwine.features.features import Features, features
 from intertwine.features.fingerprint import Fingerprint, Hasher
+from intertwine.features.places import modules_of, sites
 from intertwine.features.policy import arrange, arrange_pair, check_layout, layout_of, resized
 
 Batches = list[tuple[Any, Any]]

@@ -757,3 +757,16 @@ def two_answers() -> nn.Module:
             return x, x
 
     return Two()
+
+
+def test_a_training_that_diverges_is_written_down_as_such(tmp_path: Path) -> None:
+    """JSON has no word for what the loss becomes; the manifest stays readable by anyone."""
+    made(tmp_path, seeds=[0], recipe="plain", epochs=2, rate=1e20)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    text = (tmp_path / "manifest.json").read_text(encoding="utf-8")
+    record = json.loads(text, parse_constant=refuse)["records"][0]
+    assert record["loss"] == 1e30
+    assert zoo.load(tmp_path).records[0].accuracy < 0.3

@@ -1,13 +1,4 @@
-"""Capturing what modules compute: outputs or inputs by path, batch by batch, with hooks that live for one forward only.
-
-A place in a network is written as the path of a module, as `model.named_modules()` prints it, and what is wanted of it:
-
-    layer1.0.relu             the output; of a tuple or mapping the first tensor in it
-    layer1.0.relu:input       the input instead, likewise
-    layer1.0.relu@2           of the second call, where the forward calls the module more than once
-    lstm[1][0], head[logits]  one item of a tuple or mapping
-    layer1.*.relu, **.conv1   every module that fits: * is one step of a path, ** any number of steps, ? one letter
-"""
+"""Capturing what modules compute, batch by batch, with hooks that live for one forward only."""
 
 from __future__ import annotations
 
@@ -20,176 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError
+from intertwine.features.batches import Call, calls, kind_of, placed
+from intertwine.features.places import WRAPPERS, Site, modules_of, sites
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one call of a model
-Note = Callable[["Site", nn.Module, Tensor], None]  # told of every tensor that is kept, in the order of the forward
+Note = Callable[[Site, nn.Module, Tensor], None]  # told of every tensor that is kept, in the order of the forward
 
-#: Class → the name of the child that it wraps, which is left out of paths.
-WRAPPERS = {
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "OptimizedModule": "_orig_mod",
-}
 #: Wrappers that need not run: replicas in threads and compiled code do not call hooks as the plain module does.
 NOT_RUN = {"DataParallel", "DistributedDataParallel", "OptimizedModule"}
-
-
-# -- places ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Site:
-    """One place of a network. `exact` is False where it was found by a pattern or asked for by no name at all."""
-
-    path: str
-    side: str = "output"
-    call: int | None = None
-    keys: tuple[str, ...] = ()
-    asked: str | None = None
-    exact: bool = True
-
-    def __str__(self) -> str:
-        if self.asked is not None:
-            return self.asked
-        side = ":input" if self.side == "input" else ""
-        call = f"@{self.call}" if self.call else ""
-        return self.path + side + call + "".join(f"[{key}]" for key in self.keys)
-
-
-_SITE = re.compile(r"(?P<path>.*?)(?P<side>:input|:output)?(?:@(?P<call>\d+))?(?P<keys>(?:\[[^\[\]]+\])*)")
-
-
-def modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Path → module, every name of a shared module included; the wrappers of DataParallel and compile are seen through.
-
-    >>> list(modules_of(nn.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))))
-    ['', '0', '1']
-    """
-    return {plain: module for _, plain, module in _walk(model)}
-
-
-def _walk(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
-    """The path as torch prints it, the path without wrappers, and the module."""
-    plain: dict[str, str] = {}
-    seen: dict[str, nn.Module] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        parent, _, last = name.rpartition(".")
-        if not name:
-            plain[name] = ""
-        elif WRAPPERS.get(type(seen[parent]).__name__) == last:
-            plain[name] = plain[parent]
-        else:
-            plain[name] = f"{plain[parent]}.{last}".removeprefix(".")
-        seen[name] = module
-        yield name, plain[name], module
-
-
-def sites(model: nn.Module, layers: str | Iterable[str] | None = None) -> tuple[Site, ...]:
-    """The places that some paths and patterns stand for; None stands for every module without children.
-
-    >>> [str(site) for site in sites(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ["*:input", "1"])]
-    ['0:input', '1:input', '1']
-    """
-    table = modules_of(model)
-    if layers is None:
-        first = {id(module): path for path, module in reversed(table.items())}  # a shared module by its first path
-        paths = (path for path, module in table.items() if first[id(module)] == path)
-        return tuple(Site(path, exact=False) for path in paths if not any(table[path].children()))
-    asked = [layers] if isinstance(layers, str) else list(layers)
-    if not asked or not all(isinstance(text, str) for text in asked):
-        raise InputError(f"layers must be module paths or None for all leaf modules; found {asked!r}.")
-    raw = {name: path for name, path, _ in _walk(model)}
-    found: dict[str, Site] = {}
-    for text in asked:
-        for site in _parse(text, table, raw):
-            found.setdefault(str(site), site)
-    return tuple(found.values())
-
-
-def _parse(text: str, table: Mapping[str, nn.Module], raw: Mapping[str, str]) -> list[Site]:
-    if text in table:
-        return [Site(text, asked=text)]
-    match = _SITE.fullmatch(text)
-    if match is None:
-        raise InputError(f"The layer {text!r} cannot be read. Write path, path:input, path@2 or path[1].")
-    side = "input" if match["side"] == ":input" else "output"
-    call = int(match["call"]) if match["call"] else None
-    if call == 0:
-        raise InputError(f"The layer {text!r} was asked for, but calls are counted from 1: @1 is the first.")
-    site = Site("", side, call, tuple(re.findall(r"\[([^\[\]]+)\]", match["keys"])))
-    path = match["path"]
-    if path in table or path in raw:
-        return [replace(site, path=path if path in table else raw[path], asked=text)]
-    fitting = [name for name in table if name and _pattern(path).fullmatch(name)] if set("*?") & set(path) else []
-    if not fitting:
-        what = "no module fits it" if set("*?") & set(path) else "the model has no module of that path"
-        raise InputError(
-            f"The layer {text!r} was asked for, but {what}. {did_you_mean(path, table)}"
-            "Paths are those of model.named_modules(); in a pattern * is one step of a path and ** any number of steps."
-        )
-    return [replace(site, path=name, exact=False) for name in fitting]
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    parts = re.split(r"(\*\*\.|\*\*|\*|\?)", text)
-    meaning = {"**.": r"(?:.+\.)?", "**": r".*", "*": r"[^.]*", "?": r"[^.]"}
-    return re.compile("".join(meaning.get(part, re.escape(part)) for part in parts))
-
-
-# -- batches -----------------------------------------------------------------------------------------------------------
-
-
-def calls(data: Any) -> Iterator[Call]:
-    """The arguments of the call that each (inputs, targets) batch stands for; targets are left out.
-
-    >>> x, y = torch.zeros(4, 3), torch.zeros(4)
-    >>> [len(args[0]) for args, _ in calls([(x, y), (x[:2], y[:2])])]
-    [4, 2]
-    """
-    advice = "Pass an iterable of (inputs, targets) batches, such as a DataLoader; one batch is [(inputs, targets)]."
-    if isinstance(data, (str, bytes, Tensor, Mapping)) or not isinstance(data, Iterable):
-        raise InputError(f"data must be an iterable of (inputs, targets) batches; found {_kind(data)}. {advice}")
-    return (_call(batch, advice) for batch in data)
-
-
-def _call(batch: Any, advice: str) -> Call:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise InputError(f"A batch of the data must be a pair (inputs, targets); found {_kind(batch)}. {advice}")
-    inputs = batch[0]
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, Tensor) or (isinstance(inputs, (tuple, list)) and inputs):
-        return ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)), {}
-    raise InputError(
-        f"The inputs of a batch must be a tensor, a tuple of tensors or a mapping of keyword arguments; found "
-        f"{_kind(inputs)}. {advice}"
-    )
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor {tuple(value.shape)}"
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, (tuple, list)) else type(value).__name__
-
-
-def placed(call: Call, model: nn.Module) -> Call:
-    """The arguments on the model's device; numbers in its precision, where all of its weights share one."""
-    tensors = [*model.parameters(), *model.buffers()]
-    if not tensors:
-        return call
-    kinds = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
-    dtype = next(iter(kinds)) if len(kinds) == 1 else None
-
-    def place(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.to(tensors[0].device, dtype if value.is_floating_point() else None)
-
-    return tree_map(place, call)
 
 
 # -- one forward -------------------------------------------------------------------------------------------------------
@@ -277,7 +107,7 @@ def pick(value: Any, keys: Sequence[str] = ()) -> Tensor:
         value = _item(value, key)
     tensor = next(_tensors(value), None)
     if tensor is None:
-        raise LookupError(f"gives no tensor, but {_kind(value)}")
+        raise LookupError(f"gives no tensor, but {kind_of(value)}")
     return tensor
 
 
@@ -287,12 +117,12 @@ def _item(value: Any, key: str) -> Any:
         known = {str(name): item for name, item in value.items()}
         if key in known:
             return known[key]
-        raise LookupError(f"gives {_kind(value)} without the key {key}; its keys are {', '.join(known) or 'none'}")
+        raise LookupError(f"gives {kind_of(value)} without the key {key}; its keys are {', '.join(known) or 'none'}")
     if index is None and key in _names(value):
         return getattr(value, key)
     if isinstance(value, (tuple, list)) and index is not None and -len(value) <= index < len(value):
         return value[index]
-    raise LookupError(f"gives {_kind(value)}, which has no item [{key}]")
+    raise LookupError(f"gives {kind_of(value)}, which has no item [{key}]")
 
 
 def _names(value: Any) -> Sequence[str]:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.errors import InputError, MismatchError, did_you_mean
-from intertwine.features.capture import Call, Site, calls, pick, record, settled, sites
+from intertwine.features.batches import Call, calls
+from intertwine.features.capture import pick, record, settled
 from intertwine.features.fingerprint import Fingerprint, Hasher, samples_of
+from intertwine.features.places import Site, sites
 from intertwine.features.policy import USUAL, arrange, check_layout, layout_of
 
 
@@ -326,7 +328,7 @@ def features(
         data: any iterable of (inputs, targets); inputs are a tensor, a tuple of tensors or a mapping of keywords.
         layers: module paths such as "layer1.0.relu", its input "layer1.0.relu:input", one of several calls
             "layer1.0.relu@2", one item of a tuple "lstm[1]", patterns "layer1.*.relu"; None for every module without
-            children that gives a tensor. `intertwine.features.capture` explains the notation.
+            children that gives a tensor. `intertwine.features.places` explains the notation.
         layouts: layer → layout, one letter per axis (n samples, c channels, p positions, t tokens), where the layout
             that is found by itself is wrong. It is printed with the features.
         device: where the features are kept; None leaves them on the model's device.

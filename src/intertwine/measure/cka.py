@@ -50,7 +50,7 @@ def centred(representation: Representation, biased: bool) -> Centred:
     return Centred(x, lengths, scale, _inner(x, x, lengths, lengths, biased), noise)
 
 
-def _inner(x: Tensor, y: Tensor, k: Tensor, l: Tensor, biased: bool) -> float:  # noqa: E741
+def _inner(x: Tensor, y: Tensor, k: Tensor, m: Tensor, biased: bool) -> float:
     """HSIC of two centred representations, up to the factor that cancels.
 
     ‖XᵀY‖² = Σᵢⱼ (XXᵀ)ᵢⱼ (YYᵀ)ᵢⱼ is taken on the side where it is cheaper. The debiased form leaves the diagonals out
@@ -59,8 +59,7 @@ def _inner(x: Tensor, y: Tensor, k: Tensor, l: Tensor, biased: bool) -> float:  
     total, n = _squared_product(x, y), len(x)
     if biased:
         return total
-    k, l = k.to(torch.float64), l.to(torch.float64)  # noqa: E741
-    return total - n / (n - 2) * float(k @ l) + float(k.sum() * l.sum()) / ((n - 1) * (n - 2))
+    return total - n / (n - 2) * float(k @ m) + float(k.sum() * m.sum()) / ((n - 1) * (n - 2))
 
 
 def _squared_product(x: Tensor, y: Tensor, block: int = 1024) -> float:

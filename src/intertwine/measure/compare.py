@@ -1,8 +1,8 @@
 """`compare`: the layers of two networks against each other, over any data, by any measures.
 
-Linear CKA is summed up batch by batch, exactly, and nothing is kept but products of features. Other measures need all
-samples at once: the features are collected, every layer is prepared once per resolution at which it is compared, and
-every pair is compared.
+Linear CKA alone is summed up batch by batch, exactly, and nothing is kept but products of features. Other measures
+need all samples at once: the features are collected, every layer is prepared once per resolution at which it is
+compared, and every pair is compared.
 """
 
 from __future__ import annotations
@@ -74,14 +74,10 @@ def compare(
     first = features(a, batches, layers)
     second = features(b, batches, layers if layers_b is None else layers_b)
     found: dict[tuple[str, str, str], Result] = {}
-    mark: Fingerprint | None = None
-    streamed = [m.name for m in chosen if m.name in STREAMED]
-    if streamed:
-        mark = _stream(first, second, policy, streamed, found)
-    others = [m for m in chosen if m.name not in STREAMED]
-    if others:
-        mark = _collect(first.collect(), second.collect(), policy, others, found)
-    assert mark is not None
+    if all(m.name in STREAMED for m in chosen):
+        mark = _stream(first, second, policy, [m.name for m in chosen], found)
+    else:  # the features are in memory anyway: no second pass for linear CKA
+        mark = _collect(first.collect(), second.collect(), policy, chosen, found)
     order = [(m.name, x, y) for m in chosen for x, y in product(first.names, second.names)]
     names = tuple(m.name for m in chosen)
     return Comparison(first.names, second.names, names, policy, {key: found[key] for key in order}, mark)

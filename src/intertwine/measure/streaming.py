@@ -207,8 +207,8 @@ class _Sums:
         c, d = float(mu @ mu), float(nu @ nu)
         kl = self.ab - 2 * float(nu @ self.ay) - 2 * float(mu @ self.bx) + 4 * float(mu @ self.xy @ nu)
         kl += d * x.lengths + c * y.lengths - 3 * n * c * d
-        k, l = x.lengths - n * c, y.lengths - n * d  # noqa: E741
-        return total - n / (n - 2) * kl + k * l / ((n - 1) * (n - 2)), total
+        both = (x.lengths - n * c) * (y.lengths - n * d)
+        return total - n / (n - 2) * kl + both / ((n - 1) * (n - 2)), total
 
 
 def _by_rows(x: Tensor, along: Tensor, rows: int = 1024) -> zip[tuple[Tensor, Tensor]]:

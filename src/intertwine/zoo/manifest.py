@@ -29,6 +29,7 @@ class Record:
         file, sha256: its weights. epoch: after which epoch they were taken.
         best_accuracy, best_epoch: the best of all epochs on the test part, for papers that report it.
         together: how many networks were trained at once. seconds: its share of their time.
+        loss: 1e30 where training diverged and it is no number any more, which JSON cannot hold.
         history: per epoch the training loss, and the test accuracy where it was taken (else null).
     """
 

@@ -1,0 +1,62 @@
+"""Batches: any iterable of (inputs, targets) as calls of a model, on its device and in its precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from intertwine.errors import InputError
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one call of a model
+
+
+def calls(data: Any) -> Iterator[Call]:
+    """The arguments of the call that each (inputs, targets) batch stands for; targets are left out.
+
+    >>> x, y = torch.zeros(4, 3), torch.zeros(4)
+    >>> [len(args[0]) for args, _ in calls([(x, y), (x[:2], y[:2])])]
+    [4, 2]
+    """
+    advice = "Pass an iterable of (inputs, targets) batches, such as a DataLoader; one batch is [(inputs, targets)]."
+    if isinstance(data, (str, bytes, Tensor, Mapping)) or not isinstance(data, Iterable):
+        raise InputError(f"data must be an iterable of (inputs, targets) batches; found {kind_of(data)}. {advice}")
+    return (_call(batch, advice) for batch in data)
+
+
+def _call(batch: Any, advice: str) -> Call:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise InputError(f"A batch of the data must be a pair (inputs, targets); found {kind_of(batch)}. {advice}")
+    inputs = batch[0]
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, Tensor) or (isinstance(inputs, (tuple, list)) and inputs):
+        return ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)), {}
+    raise InputError(
+        f"The inputs of a batch must be a tensor, a tuple of tensors or a mapping of keyword arguments; found "
+        f"{kind_of(inputs)}. {advice}"
+    )
+
+
+def kind_of(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)}"
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, (tuple, list)) else type(value).__name__
+
+
+def placed(call: Call, model: nn.Module) -> Call:
+    """The arguments on the model's device; numbers in its precision, where all of its weights share one."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if not tensors:
+        return call
+    kinds = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
+    dtype = next(iter(kinds)) if len(kinds) == 1 else None
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(tensors[0].device, dtype if value.is_floating_point() else None)
+
+    return tree_map(place, call)
