@@ -16,6 +16,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword argument
 def calls(data: Any) -> Iterator[Call]:
     """The arguments of the call that each (inputs, targets) batch stands for; targets are left out.
 
+    >>> import torch
     >>> x, y = torch.zeros(4, 3), torch.zeros(4)
     >>> [len(args[0]) for args, _ in calls([(x, y), (x[:2], y[:2])])]
     [4, 2]
