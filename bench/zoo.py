@@ -22,6 +22,7 @@ from typing import Any
 from zoo_cpu import measure_cpu
 from zoo_gpu import measure_kernels, measure_speed
 
+from intertwine.commands.words import option, seeds
 from intertwine.zoo.files import write_json
 from intertwine.zoo.recipe import recipe
 from intertwine.zoo.training import train
@@ -31,8 +32,6 @@ RESULTS = Path(__file__).parent / "results" / "zoo.json"
 
 def measure_accuracy(options: argparse.Namespace) -> dict[str, Any]:
     """Networks by a recipe on CIFAR-10."""
-    from intertwine.commands.zoo import option, seeds
-
     start = time.perf_counter()
     changes = {"epochs": options.epochs} if options.epochs else {}
 
@@ -102,7 +101,7 @@ def _kernel_table(results: dict[str, Any]) -> Iterator[str]:
 
 def _accuracy_table(results: dict[str, Any]) -> Iterator[str]:
     if "accuracy" in results:
-        yield "| architecture | recipe | epochs | networks | accuracy | best epoch | printed | time |"
+        yield "| architecture | recipe | epochs | networks | accuracy, % | best epoch | printed | time |"
         yield "|---|---|---|---|---|---|---|---|"
         for r in results["accuracy"]:
             name = " ".join([r["architecture"], *r["options"]])
@@ -114,6 +113,8 @@ def _accuracy_table(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _spread(values: list[float]) -> str:
+    if not values:
+        return ""
     spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{100 * statistics.mean(values):.2f}{spread}"
 

@@ -161,9 +161,10 @@ def _layer(networks: int, batch: int, side: int, inside: int, outside: int) -> I
     pool = inside > 16
     y = norm.affine_unit(dy, scale, scale, 0.0, None, pool)
     calls: dict[str, tuple[Callable[[], Any], float]] = {
-        "convolve": (lambda: conv.convolve(x, w, 1, 1, True), 0),
+        "convolve": (lambda: conv.convolve(x, w, 1, 1), 0),
         "image gradient": (lambda: conv.image_gradient(dy, w, (side, side), 1, 1), 0),
         "weight gradient": (lambda: conv.weight_gradient(x, dy, (3, 3), 1, 1), 0),
+        "moments": (lambda: norm.moments(dy), 1),
         "unit": (lambda: norm.affine_unit(dy, scale, scale, 0.0, None, pool), 1.25 if pool else 2),
         "sums": (
             lambda: norm.unit_sums(dy, y, y, scale, scale, scale, 0.0, False, pool), 1.25 if pool else 2,

@@ -1,18 +1,26 @@
-"""Write the table of measures in docs/measures.md from what the code declares; costs and peers are kept here.
+"""Write the tables of docs/measures.md: what the code declares, and what bench/measure_validation.py found.
+
+Costs and peers are kept here.
 
 python docs/measures.py
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from math import inf
 from pathlib import Path
 
 import intertwine as it
 from intertwine.measure.measure import CHANGES
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+import measure_validation
+
 PAGE = Path(__file__).parent / "measures.md"
 BEGIN, END = "<!-- measures: begin (written by docs/measures.py) -->", "<!-- measures: end -->"
+VALID_BEGIN, VALID_END = "<!-- validity: begin (written by docs/measures.py) -->", "<!-- validity: end -->"
 SHORT = {
     "permutation": "P", "positive scales": "D₊", "signs": "±", "orthogonal": "O", "invertible": "GL",
     "isotropic scale": "s", "translation": "t",
@@ -20,6 +28,7 @@ SHORT = {
 #: Measure → floating-point operations for n samples of d features (d ≤ n), and memory.
 COSTS = {
     "linear_cka": "6nd², one pass, d²", "linear_cka_biased": "6nd², one pass, d²", "rv": "6nd², one pass, d²",
+    "kernel_alignment": "6nd², one pass, d²",
     "channel_cka": "6nd², d²", "rbf_cka": "4n²d, n²", "laplace_cka": "n²d, n²", "relu_cka": "2n²d, n²",
     "orthogonal_procrustes": "2nd² + SVD(d), or SVD(n)", "permutation_procrustes": "2nd² + assignment(d)",
     "relu_procrustes": "2nd² + assignment(d)", "soft_matching": "2nd² + transport(d)", "cca": "QR/SVD, nd²",
@@ -52,12 +61,21 @@ def table() -> str:
     return "\n".join([*lines, "", f"{legend}; of the second representation."])
 
 
+def validity() -> str:
+    """The scores of every measure, as they were measured."""
+    return measure_validation.table(json.loads(measure_validation.RESULTS.read_text(encoding="utf-8"))["rows"])
+
+
 def written(page: str) -> str:
-    """The page with its table written anew."""
-    head, _, rest = page.partition(BEGIN)
-    if END not in rest:
-        raise SystemExit(f"{PAGE.name} needs the lines {BEGIN} and {END}")
-    return f"{head}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
+    """The page with its tables written anew."""
+    return _between(_between(page, BEGIN, END, table()), VALID_BEGIN, VALID_END, validity())
+
+
+def _between(page: str, begin: str, end: str, text: str) -> str:
+    head, _, rest = page.partition(begin)
+    if end not in rest:
+        raise SystemExit(f"{PAGE.name} needs the lines {begin} and {end}")
+    return f"{head}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
 
 
 if __name__ == "__main__":

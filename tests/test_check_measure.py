@@ -64,6 +64,7 @@ def test_a_measure_without_a_value() -> None:
 def test_results_read_well() -> None:
     x = torch.randn(10, 3)
     assert repr(it.measure(x, x)) == "Result(linear_cka: 1.000000)"
-    assert it.measure(x, x).to_dict() == {"measure": "linear_cka", "value": 1.0, "degenerate": None, "notes": []}
+    plain = {"measure": "linear_cka", "value": 1.0, "degenerate": None, "notes": [], "baseline": None}
+    assert it.measure(x, x).to_dict() == plain
     assert float(it.measure(x, x)) == 1.0
     assert repr(check_measure("rv")).startswith("MeasureReport(rv: 6 laws hold; invariant to permutation, signs")

@@ -1,6 +1,7 @@
 """`intertwine compare`: two networks out of a zoo on the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,19 @@ def test_the_table(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Comparison(6 × 6 layers by linear_cka, cca, 360 samples, channels)" in out
     assert "\nlinear_cka\n" in out
     assert "1.000" in out
+
+
+def test_000_D5_unrelated_features_stand_beside_procrustes_values(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["compare", f"{zoo}:0", f"{zoo}:3", "--measure", "relu_procrustes", "--measure", "cca", "--layer", "2"]
+    assert main(call) == 0
+    first, second = capsys.readouterr().out.split("\ncca\n")
+    assert re.search(r"2 +0\.\d{3} \(0\.\d{3}\)", first)
+    assert "in brackets: the same features with samples in another order, unrelated" in first
+    assert "(" not in second
+    assert main([*call, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    assert 0.25 < rows[0]["baseline"] < rows[0]["value"]
+    assert rows[1]["baseline"] is None
 
 
 def test_json_is_the_same_as_python(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:

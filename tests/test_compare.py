@@ -2,8 +2,11 @@
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +15,9 @@ from torch import Tensor, nn
 import intertwine as it
 from intertwine.errors import InputError, MismatchError
 from intertwine.features.policy import arrange, arrange_pair
+from intertwine.measure.compare import STREAMED
 from intertwine.measure.measure import find
+from intertwine.measure.room import available
 
 LAYERS = ["conv1", "layer1.0.relu1", "layer2.0.relu2", "layer3.0.relu2", "fc"]
 
@@ -39,7 +44,9 @@ def hooked(model: nn.Module, layer: str, data: list[tuple[Tensor, Tensor]]) -> T
 
 
 @pytest.mark.parametrize("policy", ["channels", "flatten", "pool"])
-@pytest.mark.parametrize("name", ["linear_cka", "linear_cka_biased", "relu_procrustes", "cca", "relu_cka"])
+@pytest.mark.parametrize(
+    "name", ["linear_cka", "linear_cka_biased", "kernel_alignment", "relu_procrustes", "cca", "relu_cka"]
+)
 def test_every_pair_is_what_measure_gives(name: str, policy: str) -> None:
     """Whichever way it was computed, against plain hooks and one call per pair."""
     a, b, data = net(0), net(1), batches()
@@ -117,10 +124,85 @@ def test_a_heat_map(tmp_path: Path) -> None:
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == LAYERS
 
 
+def test_000_D5_the_heat_map_says_what_unrelated_features_score() -> None:
+    found = it.compare(net(0), net(1), batches(), LAYERS[:2], ["relu_procrustes"])
+    low, high = sorted(r.baseline for r in found.results.values() if r.baseline is not None)[:: len(found.results) - 1]
+    title = found.plot().axes[0].get_title()
+    assert title.splitlines()[1] == f"unrelated features: {low:.2f} to {high:.2f}"
+    assert all(row["baseline"] == found.result(row["first"], row["second"]).baseline for row in found.to_rows())
+
+
 def test_no_data_frames_without_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(InputError, match=re.escape("polars is not installed. Install it (pip install polars), or use")):
+    with pytest.raises(
+        InputError, match=re.escape("polars is not installed: pip install 'intertwine[frames]'. Or use")
+    ):
         it.compare(net(0), net(1), batches(), LAYERS[:1]).to_frame()
+    extras = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert extras["project"]["optional-dependencies"]["frames"] == ["polars"]
+
+
+def test_a_data_frame_holds_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With polars itself where it is installed, else with what stands for it: it is given the rows and nothing else."""
+    found = it.compare(net(0), net(1), batches(), LAYERS[:2])
+    if find_spec("polars") is None:
+        monkeypatch.setitem(sys.modules, "polars", SimpleNamespace(DataFrame=lambda rows: SimpleNamespace(rows=rows)))
+        assert found.to_frame().rows == found.to_rows()
+    else:
+        assert found.to_frame().to_dicts() == found.to_rows()
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused_before_a_second_batch_is_run() -> None:
+    """conv1 has 4 channels of 16 × 16 and fc 10 outputs, of two networks, as float32 and once more as float64."""
+    a, b, calls = net(0), net(1), []
+    a.register_forward_pre_hook(lambda *_: calls.append(1))
+    needed = 15 * 2 * (4 * 16 * 16 + 10) * (4 + 8)  # three batches, of which the first has 5 samples
+    text = "A comparison by cca with all samples in memory needs at least 0.000372 GB at once, and 0.000372 GB may be"
+    with pytest.raises(InputError, match=re.escape(text)) as caught:
+        it.compare(a, b, batches(), ["conv1", "fc"], ["cca", "rv"], memory=needed - 1)
+    assert "only what goes batch by batch: kernel_alignment, linear_cka, linear_cka_biased, rv." in str(caught.value)
+    assert len(calls) == 1
+    assert it.compare(a, b, batches(), ["conv1", "fc"], ["cca"], memory=needed).first == ("conv1", "fc")
+    assert it.compare(a, b, batches(), ["conv1", "fc"], ["rv"], memory=8 * (2 * (16 + 100) + 14**2)).first
+
+
+def test_pooled_features_take_less() -> None:
+    found = it.compare(net(0), net(1), batches(), ["conv1"], ["cca"], "pool", memory=15 * 2 * 4 * (4 + 8))
+    plain = it.compare(net(0), net(1), batches(), ["conv1"], ["cca"], "pool")
+    assert torch.equal(found.matrix(), plain.matrix())
+
+
+def test_pairs_of_samples_are_counted() -> None:
+    with pytest.raises(InputError, match=re.escape("by rsa with all samples in memory (rsa: every sample with every")):
+        it.compare(net(0), net(1), batches(), ["conv1"], ["rsa"], memory=2 * (15 * 256) ** 2 * 4)
+    it.compare(net(0), net(1), batches(), ["conv1"], ["relu_cka"], memory=2 * 15 * 4 * 256 * 12 + 2 * 15**2 * 4)
+
+
+def test_layers_that_are_too_wide_to_be_summed_up() -> None:
+    """Without a length of the data nobody knows whether the samples would fit, so the products are what counts."""
+
+    class Endless:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return iter(batches())
+
+    with pytest.raises(InputError, match=r"comparison batch by batch needs.*Its layers are wide: use the policy .pool"):
+        it.compare(net(0), net(1), Endless(), ["conv1"], policy="flatten", memory=8 * 3 * 1024**2 - 1)
+    with pytest.raises(InputError, match="of layers wider than the samples, under 'flatten', needs"):
+        it.compare(net(0), net(1), batches(), ["conv1"], policy="flatten", memory=1e5)
+
+
+def test_a_measure_says_what_it_holds() -> None:
+    assert {m.name for m in it.measures() if m.memory == "features"} == set(STREAMED)
+    pairs = {m.name for m in it.measures() if m.memory == "pairs of samples"}
+    assert pairs == {"laplace_cka", "rbf_cka", "relu_cka", "rsa"}
+
+
+def test_free_memory_is_read() -> None:
+    free = available(torch.device("cpu"))
+    assert free is None or 1e6 < free < 1e15
 
 
 def test_errors() -> None:

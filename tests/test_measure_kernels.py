@@ -23,6 +23,7 @@ from scipy.spatial.distance import pdist, squareform
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import intertwine as it
 from intertwine.errors import InputError, MismatchError
 from intertwine.measure.hsic import align, centred_gram, hsic
 from intertwine.measure.kernel_cka import laplace_cka, median_power, powers, rbf_cka
@@ -165,6 +166,35 @@ def test_001_C19_C20_biased_gram_form_is_rv() -> None:
 
 
 # -- Gaussian and Laplace kernels --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "p", "q"), [(60, 5, 8), (9, 30, 20), (30, 40, 3)])
+def test_001_C18_kernel_alignment_is_the_cosine_of_gram_matrices(n: int, p: int, q: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(n, width, generator=g, dtype=torch.float64) + 0.5 for width in (p, q))
+    k, l = x @ x.T, y @ y.T  # noqa: E741
+    expected = float((k * l).sum() / ((k * k).sum() * (l * l).sum()).sqrt())
+    assert float(it.measure(x, y, "kernel_alignment")) == pytest.approx(expected, abs=1e-12)
+    centred = it.measure(x - x.mean(0), y - y.mean(0), "kernel_alignment")
+    assert float(it.measure(x, y, "rv")) == pytest.approx(centred.value, abs=1e-12)
+    assert abs(expected - centred.value) > 1e-3
+
+
+def test_001_C18_zeros_have_no_alignment() -> None:
+    found = it.measure(torch.randn(9, 3), torch.zeros(9, 2), "kernel_alignment")
+    assert found.degenerate == "y is zero everywhere"
+    assert float(it.measure(torch.ones(9, 3), torch.ones(9, 2), "kernel_alignment")) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["linear_cka", "rv"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("n", "d"), [(1000, 64), (600, 512), (100, 2000)])
+def test_many_samples_in_half_precision_have_a_value(name: str, dtype: torch.dtype, n: int, d: int) -> None:
+    """Rounding of entries averages out over features; it is no reason to refuse a value."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, d, generator=g)
+    y = x + torch.randn(n, d, generator=g)
+    assert it.measure(x.to(dtype), y.to(dtype), name).value == pytest.approx(it.measure(x, y, name).value, abs=1e-3)
 
 
 @pytest.mark.parametrize("biased", [False, True])

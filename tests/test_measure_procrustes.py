@@ -14,7 +14,7 @@ from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
 from intertwine.measure import soft_matching as soft
-from intertwine.measure.measure import find
+from intertwine.measure.measure import find, unrelated
 from intertwine.measure.result import Result
 
 PROCRUSTES = ("orthogonal_procrustes", "permutation_procrustes", "relu_procrustes")
@@ -174,6 +174,36 @@ def test_000_D5_features_that_are_not_negative_never_score_below() -> None:
         x, y = (normal(8, 5, seed=seed + i).relu() ** 4 for i in (0, 100))
         if not find("relu_procrustes", center=False)(x, y).degenerate:
             assert measure(x, y, "relu_procrustes", center=False).value >= low - 1e-12
+
+
+@pytest.mark.parametrize(("center", "value"), [(False, 0.446), (True, 0.329)])
+def test_000_D5_every_value_comes_with_that_of_unrelated_features(center: bool, value: float) -> None:
+    """The baseline of two equal representations is what an independent pair would score."""
+    x = normal(512, 64).relu()
+    found = measure(x, 3 * x.flip(1), "relu_procrustes", center=center)
+    assert found.value == pytest.approx(1)
+    assert found.baseline == pytest.approx(value, abs=0.004)
+    assert f"{found.value:.6f}, unrelated {found.baseline:.4f})" in repr(found)
+    assert found.to_dict()["baseline"] == found.baseline
+
+
+@pytest.mark.parametrize("name", PROCRUSTES)
+@pytest.mark.parametrize(("n", "p"), [(40, 6), (10, 30)])
+def test_000_D5_the_baseline_is_the_value_with_samples_in_another_order(name: str, n: int, p: int) -> None:
+    x, y = related(n, p, p)
+    order = unrelated(n)
+    assert sorted(order.tolist()) == list(range(n))
+    assert not (order == torch.arange(n)).any()
+    assert measure(x, y, name).baseline == pytest.approx(measure(x, y[order], name, baseline=False).value, abs=1e-9)
+    assert measure(x, y, name, baseline=False).baseline is None
+    a, b = (t.reshape(n // 2, 2, p).movedim(1, 2) for t in (x, y))  # channels with two positions, which stay together
+    expected = measure(a, b[unrelated(n // 2)], name).value
+    assert measure(a, b, name).baseline == pytest.approx(expected, abs=1e-9)
+
+
+def test_000_D5_no_baseline_without_a_value() -> None:
+    assert measure(normal(10, 3), torch.zeros(10, 3), "relu_procrustes").baseline is None
+    assert measure(normal(10, 3), normal(10, 3), "soft_matching").baseline is None
 
 
 @pytest.mark.parametrize(("dead", "paper"), [(16, 0.519), (60, 0.857)])

@@ -56,6 +56,25 @@ def test_equal_to_all_samples_at_once(size: int, biased: bool, width: int, other
     assert found.measure == ("linear_cka_biased" if biased else "linear_cka")
 
 
+@pytest.mark.parametrize("size", [1, 7, 101])
+@pytest.mark.parametrize(("width", "other"), [(5, 8), (150, 3)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_001_C18_kernel_alignment_is_not_centred(size: int, width: int, other: int, dtype: torch.dtype) -> None:
+    """The shift by the first batch is taken back, scales and large means included."""
+    x, y = related(101, width, other)
+    x, y = (1e-3 * (x + 4)).to(dtype), (100 * y).to(dtype)
+    k, l = (a.double() @ a.double().T for a in (x, y))  # noqa: E741
+    expected = float((k * l).sum() / (k.square().sum() * l.square().sum()).sqrt())
+    found = streamed(x, y, size).result(center=False)
+    assert found.measure == "kernel_alignment"
+    assert found.value == pytest.approx(expected, abs=1e-12 if dtype == torch.float64 else 1e-6)
+    still = torch.full((101, 2), 3.0, dtype=dtype)
+    k, l = still.double() @ still.double().T, l  # noqa: E741
+    expected = float((k * l).sum() / (k.square().sum() * l.square().sum()).sqrt())
+    assert streamed(still, y, size).result(center=False).value == pytest.approx(expected, abs=1e-6)
+    assert streamed(x, 0 * y, size).result(center=False).degenerate == "y is zero everywhere"
+
+
 @pytest.mark.parametrize("offset", [0.0, 100.0, -1e4])
 @pytest.mark.parametrize("size", [16, 33])
 def test_single_precision_with_means_far_from_zero(offset: float, size: int) -> None:

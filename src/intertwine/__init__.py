@@ -10,6 +10,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from intertwine.version import VERSION
+
 if TYPE_CHECKING:
     from intertwine import zoo as zoo
     from intertwine.canonical.canonicalize import canonicalize as canonicalize
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from intertwine.symmetry.element import Element as Element
     from intertwine.symmetry.symmetry import symmetry as symmetry
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "CaptureError": "errors",

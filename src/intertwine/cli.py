@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 
 from intertwine.errors import IntertwineError
+from intertwine.version import VERSION
 
 MODEL = (
     "path/to/file.py:factory, timm:NAME, torchvision:NAME, hf:CONFIG (a transformers model type or a config.json), or "
@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         "intertwine", description="Find, prove and use the symmetries of any PyTorch network."
     )
-    top.add_argument("--version", action="version", version=f"intertwine {version('intertwine')}")
+    top.add_argument("--version", action="version", version=f"intertwine {VERSION}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     _add_inspect(commands.add_parser("inspect", help="what is the symmetry of this network, and does it hold?"))
     _add_canonicalize(commands.add_parser("canonicalize", help="its canonical form; which checkpoints are the same?"))

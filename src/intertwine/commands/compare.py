@@ -15,6 +15,7 @@ from intertwine.commands.inspect import writing
 from intertwine.commands.show import terminal
 from intertwine.measure.compare import compare
 from intertwine.measure.comparison import Comparison
+from intertwine.measure.result import Result
 from intertwine.models import load
 from intertwine.zoo.datasets.find import data as find_data
 
@@ -58,6 +59,8 @@ def _show(found: Comparison, first: str, second: str) -> None:
         small = len(found.second) <= WIDE
         console.print(Text(f"\n{measure}", style="bold"))
         console.print(_all_pairs(found, measure) if small else _nearest(found, measure))
+        if any(r.baseline is not None for (name, *_), r in found.results.items() if name == measure):
+            console.print(Text("in brackets: the same features with samples in another order, unrelated", style="dim"))
     reasons = {result.degenerate for result in found.results.values() if result.degenerate}
     for reason in sorted(reasons):
         console.print(Text(f"no value (–): {reason}", style="yellow"))
@@ -69,8 +72,7 @@ def _all_pairs(found: Comparison, measure: str) -> Table:
     for name in found.second:
         table.add_column(name, justify="right")
     for first in found.first:
-        values = [found.result(first, second, measure).value for second in found.second]
-        table.add_row(first, *(_number(value) for value in values))
+        table.add_row(first, *(_number(found.result(first, second, measure)) for second in found.second))
     return table
 
 
@@ -80,13 +82,16 @@ def _nearest(found: Comparison, measure: str) -> Table:
     for head in ("layer", "same layer", "most similar", "value"):
         table.add_column(head, justify="right" if head in ("same layer", "value") else "left")
     for first in found.first:
-        values = {second: found.result(first, second, measure).value for second in found.second}
-        known = {second: value for second, value in values.items() if not math.isnan(value)}
+        results = {second: found.result(first, second, measure) for second in found.second}
+        known = {second: result.value for second, result in results.items() if not result.degenerate}
         best = max(known, key=lambda name: known[name]) if known else "–"
-        own = _number(values[first]) if first in values else ""
-        table.add_row(first, own, best, _number(known.get(best, math.nan)))
+        own = _number(results[first]) if first in results else ""
+        table.add_row(first, own, best, _number(results[best]) if known else "–")
     return table
 
 
-def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.3f}"
+def _number(result: Result) -> str:
+    """The value, and beside it that of unrelated features where the measure gives it."""
+    if result.degenerate:
+        return "–"
+    return f"{result.value:.3f}" + ("" if result.baseline is None else f" ({result.baseline:.3f})")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,32 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.errors import InputError, MismatchError, did_you_mean
-from intertwine.features.batches import Call, calls
-from intertwine.features.capture import pick, record, settled
+from intertwine.features.capture import record, settled
 from intertwine.features.fingerprint import Fingerprint, Hasher, samples_of
+from intertwine.features.layer import Layer, no_samples, table
+from intertwine.features.layouts import Layouts
 from intertwine.features.places import Site, sites
-from intertwine.features.policy import USUAL, arrange, check_layout, layout_of
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One captured layer: its name, the class of its module, the shape without samples, the layout of its axes."""
-
-    name: str
-    module: str
-    shape: tuple[int, ...]
-    layout: str
-    dtype: str
-
-    @property
-    def axis(self) -> int:
-        """The axis that holds the samples."""
-        return self.layout.index("n")
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        plain = {"name": self.name, "module": self.module, "shape": list(self.shape)}
-        return plain | {"layout": self.layout, "dtype": self.dtype}
+from intertwine.features.policy import arrange, check_layout
+from intertwine.features.source import Source, Stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +30,8 @@ class Features:
             `layers=None` and have no features.
         values: layer → tensor of all samples; None before `collect`. policy: under which they were collected.
         fingerprint: of the data; known after `collect`. While streaming, the stream has it: `stream = iter(features)`.
+        mask: samples × tokens, False where a token is padding, where the inputs have an attention mask and the values
+            are as captured; policies leave padding out. While streaming, the stream has it.
     """
 
     layers: tuple[Layer, ...]
@@ -58,6 +40,7 @@ class Features:
     policy: str | None = None
     fingerprint: Fingerprint | None = None
     source: Source | None = field(default=None, repr=False)
+    mask: Tensor | None = field(default=None, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +73,7 @@ class Features:
     def __iter__(self) -> Stream:
         """One pass over the data."""
         if self.source is None:
-            return Stream(iter([dict(self.values or {})]), known=self.fingerprint)
+            return Stream(iter([(dict(self.values or {}), self.mask)]), known=self.fingerprint)
         hasher = Hasher(self.source.axis)
         return Stream(self.source.walk(self.layers, hasher), hasher)
 
@@ -102,13 +85,16 @@ class Features:
             values = {name: self.view(name, policy or "") for name in self.names}
             return replace(self, values=values, policy=policy)
         parts: dict[str, list[Tensor]] = {name: [] for name in self.names}
+        masks: list[Tensor] = []
         stream = iter(self)
         for batch in stream:
+            masks += [] if stream.mask is None else [stream.mask]
             for layer in self.layers:
                 x = batch[layer.name]
-                parts[layer.name].append(arrange(x, policy, layer.layout) if policy else x)
+                parts[layer.name].append(arrange(x, policy, layer.layout, stream.mask) if policy else x)
         values = {layer.name: _joined(layer, parts.pop(layer.name), policy) for layer in self.layers}
-        return replace(self, values=values, policy=policy, fingerprint=stream.fingerprint, source=None)
+        mask = torch.cat(masks) if masks and not policy else None
+        return replace(self, values=values, policy=policy, fingerprint=stream.fingerprint, source=None, mask=mask)
 
     def view(self, name: str, policy: str = "channels", layout: str | None = None) -> Tensor:
         """A collected layer under a policy; `layout` overrides what is known of its axes."""
@@ -120,7 +106,7 @@ class Features:
                 f"{name!r} was asked for under {policy!r}, but was collected under {self.policy!r}. Collect without a "
                 "policy to have every view."
             )
-        return arrange(x, policy, layout or self.layer(name).layout)
+        return arrange(x, policy, layout or self.layer(name).layout, self.mask)
 
     def check(self, other: Features) -> None:
         """Refuse features of other samples, or of the same in another order."""
@@ -148,18 +134,7 @@ class Features:
                 f"{self.fingerprint.samples} samples{under}, {size / 1e6:.1f} MB, data {self.fingerprint.digest[:8]}"
             )
         left = f", {len(self.skipped)} skipped" if self.skipped else ""
-        return "\n".join([f"Features({count}, {state}{left})", *_table(self.layers)])
-
-
-def _table(layers: tuple[Layer, ...], most: int = 30) -> list[str]:
-    """One line per layer, in columns."""
-    rows = [
-        (layer.name or "(model)", layer.module, "×".join(map(str, layer.shape)) or "1", layer.layout, layer.dtype)
-        for layer in layers[:most]
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return lines + [f"  … and {len(layers) - most} more"] * (len(layers) > most)
+        return "\n".join([f"Features({count}, {state}{left})", *table(self.layers)])
 
 
 def _joined(layer: Layer, parts: list[Tensor], policy: str | None) -> Tensor:
@@ -169,146 +144,8 @@ def _joined(layer: Layer, parts: list[Tensor], policy: str | None) -> Tensor:
         shapes = ", ".join(sorted({str(tuple(part.shape)) for part in parts}))
         raise MismatchError(
             f"The layer {layer.name!r} has another shape from batch to batch: {shapes}. Pad or crop the inputs to one "
-            'size, or collect under a policy that has one width, such as "pool".'
+            'size, or collect under a policy that has one width, such as "pool", or "tokens" for padded text.'
         ) from error
-
-
-class Stream:
-    """One pass over the features: batches of layer → tensor, and the fingerprint of the data until now."""
-
-    def __init__(
-        self, batches: Iterator[dict[str, Tensor]], hasher: Hasher | None = None, known: Fingerprint | None = None
-    ) -> None:
-        self._batches, self._hasher, self._known = batches, hasher or Hasher(), known
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> dict[str, Tensor]:
-        return next(self._batches)
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """Of the samples that have been handed out."""
-        return self._known or self._hasher.fingerprint
-
-
-# -- where features come from ------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Source:
-    """A model, its data and the places to listen at; walks the data as often as the data allows."""
-
-    model: nn.Module
-    data: Any
-    places: tuple[Site, ...]
-    device: str | torch.device | None
-    axis: int = 0  # of the inputs, along which the samples lie
-    ahead: list[Call] = field(default_factory=list)  # what was read of data that can be read only once
-    rest: Iterator[Call] | None = None
-    spent: bool = False
-
-    def first(self) -> Call:
-        """The first batch with samples in it."""
-        batches = _with_samples(calls(self.data), self.axis)
-        call = next(batches, None)
-        if call is None:
-            raise InputError(
-                "The data holds no samples, so there are no features. Pass at least one batch; a generator can be used "
-                "only once."
-            )
-        if isinstance(self.data, Iterator):
-            self.ahead, self.rest = [call], batches
-        return call
-
-    def batches(self) -> Iterator[Call]:
-        """All batches."""
-        if self.rest is None:
-            return _with_samples(calls(self.data), self.axis)
-        if self.spent:
-            raise InputError(
-                "These features were streamed once, and their data is a generator that cannot be read again. Pass a "
-                "list or a DataLoader, or call .collect() instead of iterating."
-            )
-        self.spent = True
-        return _chain(self.ahead, self.rest)
-
-    def walk(self, layers: tuple[Layer, ...], hasher: Hasher) -> Iterator[dict[str, Tensor]]:
-        """The features of every batch."""
-        return self._walk(self.batches(), layers, hasher)
-
-    def _walk(self, batches: Iterator[Call], layers: tuple[Layer, ...], hasher: Hasher) -> Iterator[dict[str, Tensor]]:
-        for call in batches:
-            found, _ = record(self.model, call, self.places, self.device)
-            for layer, (site, x) in zip(layers, found.items(), strict=True):
-                if problem := _no_samples(x, layer.layout, samples_of(call, self.axis)):
-                    raise MismatchError(f"The layer {str(site)!r} {problem}")
-            hasher.add(call)
-            yield {str(site): x for site, x in found.items()}
-
-
-def _chain(ahead: list[Call], rest: Iterator[Call]) -> Iterator[Call]:
-    while ahead:
-        yield ahead.pop()
-    yield from rest
-
-
-def _with_samples(batches: Iterator[Call], axis: int) -> Iterator[Call]:
-    return (call for call in batches if samples_of(call, axis))
-
-
-def _no_samples(x: Tensor, layout: str, samples: int) -> str:
-    """Why a tensor does not hold one entry per sample."""
-    axis = layout.index("n")
-    if x.dim() == len(layout) and x.shape[axis] == samples:
-        return ""
-    return (
-        f"gives a tensor {tuple(x.shape)} for {samples} samples, but samples should lie along its axis {axis}, as the "
-        f"layout {layout!r} says. Say which axis it is, such as layouts={{path: 'tnc'}} for time first; a module that "
-        "mixes samples with positions has none."
-    )
-
-
-@dataclass
-class _Layouts:
-    """Finds the layout of every captured tensor during the first forward.
-
-    The kind of module tells where it can. Other modules, such as activations and blocks, take the layout that the last
-    telling module with an output of the same shape had, or else the next one: a ReLU behind Conv1d has channels first,
-    behind Linear last.
-    """
-
-    recent: dict[tuple[int, ...], str] = field(default_factory=dict)
-    found: dict[Site, str] = field(default_factory=dict)
-    kinds: dict[Site, str] = field(default_factory=dict)
-    open: dict[tuple[int, ...], list[Site]] = field(default_factory=dict)  # shape → places without a telling module yet
-
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        handles = [module.register_forward_hook(self._see) for module in model.modules()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _see(self, module: nn.Module, _inputs: Any, output: Any) -> None:
-        try:
-            x = pick(output)
-        except LookupError:
-            return
-        if layout := layout_of(module, x.dim()):
-            self.recent[tuple(x.shape)] = layout
-            self.found.update(dict.fromkeys(self.open.pop(tuple(x.shape), ()), layout))
-
-    def note(self, site: Site, module: nn.Module, x: Tensor) -> None:
-        """Called for every tensor that is kept, in the order of the forward."""
-        known = layout_of(module, x.dim(), site.keys) or self.recent.get(tuple(x.shape))
-        self.found[site] = known or USUAL.get(x.dim()) or "n" + "p" * (x.dim() - 1)
-        if known is None:
-            self.open.setdefault(tuple(x.shape), []).append(site)
-        self.kinds[site] = type(module).__name__
 
 
 def features(
@@ -353,14 +190,14 @@ def features(
     ((3, 8, 4, 4), (48, 8), 3)
     """
     source = Source(model, data, sites(model, layers), device, sample_axis)
-    call, known = source.first(), _Layouts()
+    call, known = source.first(), Layouts()
     with known.watching(model):
         found, skipped = record(model, call, source.places, device, known.note)
     given = dict(layouts or {})
     described: list[Layer] = []
     for site in list(found):
         layer = _described(site, found[site], known, given.pop(str(site), None))
-        problem = _no_samples(found[site], layer.layout, samples_of(call, sample_axis))
+        problem = no_samples(found[site], layer.layout, samples_of(call, sample_axis))
         if problem and site.exact:
             raise InputError(f"The layer {str(site)!r} {problem}")
         if problem:
@@ -378,7 +215,7 @@ def features(
     return Features(tuple(described), tuple(skipped.items()), source=source)
 
 
-def _described(site: Site, x: Tensor, known: _Layouts, given: str | None) -> Layer:
+def _described(site: Site, x: Tensor, known: Layouts, given: str | None) -> Layer:
     this = replace(site, call=site.call or 1)
     layout = check_layout(x, given or known.found[this])
     shape = tuple(size for axis, size in enumerate(x.shape) if layout[axis] != "n")

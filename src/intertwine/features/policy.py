@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from intertwine.errors import InputError, MismatchError, did_you_mean
+from intertwine.features.padding import unpadded
 from intertwine.shapes import Float
 
 #: Policy → what it makes of n samples with C channels at P positions.
@@ -89,8 +90,12 @@ def _ordered(x: Tensor, layout: str) -> tuple[Tensor, tuple[int, ...]]:
 # -- one layer ---------------------------------------------------------------------------------------------------------
 
 
-def arrange(x: Tensor, policy: str = "channels", layout: str | None = None) -> Float[Tensor, "rows ..."]:
+def arrange(
+    x: Tensor, policy: str = "channels", layout: str | None = None, mask: Tensor | None = None
+) -> Float[Tensor, "rows ..."]:
     """A layer's tensor under a policy; see `POLICIES`. Numbers of half precision are averaged in float32.
+
+    With a mask (samples × tokens, False where a token is padding) padding is left out of rows and means of tokens.
 
     >>> x = torch.zeros(2, 3, 4, 4)
     >>> [tuple(arrange(x, policy).shape) for policy in ("channels", "flatten", "pool", "structured")]
@@ -106,7 +111,10 @@ def arrange(x: Tensor, policy: str = "channels", layout: str | None = None) -> F
             'tokens. Use "channels", or give a layout with the letter t.'
         )
     ordered, _ = _ordered(x, layout)
-    return _arranged(ordered.flatten(2) if ordered.dim() > 2 else ordered.unsqueeze(2), policy)
+    places = ordered.flatten(2) if ordered.dim() > 2 else ordered.unsqueeze(2)
+    if mask is not None and "t" in layout and not mask.all():
+        return unpadded(_wide(places) if policy == "pool" else places, mask, policy)
+    return _arranged(places, policy)
 
 
 def _arranged(x: Float[Tensor, "samples channels positions"], policy: str) -> Tensor:
@@ -140,7 +148,11 @@ def _check(x: Tensor, policy: str) -> None:
 
 
 def arrange_pair(
-    x: Tensor, y: Tensor, policy: str = "channels", layouts: tuple[str | None, str | None] = (None, None)
+    x: Tensor,
+    y: Tensor,
+    policy: str = "channels",
+    layouts: tuple[str | None, str | None] = (None, None),
+    mask: Tensor | None = None,
 ) -> tuple[Float[Tensor, "rows ..."], Float[Tensor, "rows ..."]]:
     """Two layers of the same samples under one policy, with rows that belong together.
 
@@ -161,7 +173,9 @@ def arrange_pair(
         )
     if policy in ("channels", "structured", "tokens"):
         x, y, first, second = _matched(x, y, first, second)
-    return arrange(x, policy, first), arrange(y, policy, second)
+        if policy == "channels" and "t" in first + second:  # positions that meet tokens are padding where these are
+            first, second = first.replace("p", "t"), second.replace("p", "t")
+    return arrange(x, policy, first, mask), arrange(y, policy, second, mask)
 
 
 def _matched(x: Tensor, y: Tensor, first: str, second: str) -> tuple[Tensor, Tensor, str, str]:

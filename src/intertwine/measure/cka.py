@@ -1,7 +1,8 @@
-"""Centred kernel alignment with linear kernels: debiased (the default), biased, and the RV coefficient.
+"""Kernel alignment with linear kernels: centred and debiased (the default), biased, the RV coefficient, not centred.
 
 Features are centred first, in higher precision; only then are products taken. The debiased form is the inner product of
 U-centred Gram matrices (Song et al. 2012; Székely and Rizzo 2014), whose value lies in [-1, 1]; nothing is clamped.
+`kernel_alignment` alone takes features as they are, so that a common mean counts as agreement.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from intertwine.measure.hsic import FLAT
-from intertwine.measure.measure import Measure, degenerate, register
+from intertwine.measure.measure import FEATURES, Measure, degenerate, register
 from intertwine.measure.representation import STILL, Representation
 from intertwine.measure.result import Result
 from intertwine.shapes import Float
@@ -22,6 +23,7 @@ from intertwine.shapes import Float
 ROTATIONS = frozenset({"permutation", "signs", "orthogonal", "isotropic scale", "translation"})
 #: Entries down to this and up to its inverse can be squared and summed in single precision.
 SMALLEST = 2.0**-30
+ZERO = "zero everywhere"
 REFERENCE = "Kornblith et al. 2019; debiased: Song et al. 2012"
 
 
@@ -40,13 +42,19 @@ class Centred:
         return self.scale == 0
 
 
-def centred(representation: Representation, biased: bool) -> Centred:
-    """Prepare a representation; one whose squares would leave the range of its numbers is brought to size 1."""
-    scale, x = representation.size, representation.centred
+def centred(representation: Representation, biased: bool, center: bool = True) -> Centred:
+    """Prepare a representation; one whose squares would leave the range of its numbers is brought to size 1.
+
+    What rounding makes of an inner product that is zero: products are rounded in the precision they are taken in; the
+    input was rounded before, entry by entry, and over d features that averages out.
+    """
+    x = representation.centred if center else representation.flat
+    scale = representation.size if center else float(torch.linalg.vector_norm(x, torch.inf))
     if scale and not SMALLEST < scale < 1 / SMALLEST:
         x = x / scale
     lengths = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
-    noise = STILL * representation.eps * len(x) * float(lengths @ lengths)
+    rounding = torch.finfo(x.dtype).eps * sqrt(len(x)) + representation.eps**2 * len(x) / x.shape[1]
+    noise = STILL * rounding * float(lengths @ lengths)
     return Centred(x, lengths, scale, _inner(x, x, lengths, lengths, biased), noise)
 
 
@@ -92,10 +100,10 @@ def _square(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dtype=torch.float64).square()
 
 
-def _compare(name: str, biased: bool, a: Centred, b: Centred) -> Result:
+def _compare(name: str, biased: bool, center: bool, a: Centred, b: Centred) -> Result:
     if a.dead or b.dead:
         which = "both representations are" if a.dead and b.dead else f"{'x' if a.dead else 'y'} is"
-        return degenerate(name, f"{which} constant: no feature varies over the samples")
+        return degenerate(name, f"{which} {'constant: no feature varies over the samples' if center else ZERO}")
     for which, side in (("x", a), ("y", b)):
         if side.own <= side.noise:
             return degenerate(name, f"{which} {FLAT}")
@@ -103,11 +111,12 @@ def _compare(name: str, biased: bool, a: Centred, b: Centred) -> Result:
     return Result(name, value / sqrt(a.own * b.own))
 
 
-def _linear(name: str, biased: bool, about: str, reference: str, needs: int) -> Measure:
+def _linear(name: str, biased: bool, about: str, reference: str, needs: int, center: bool = True) -> Measure:
+    invariances = ROTATIONS if center else ROTATIONS - {"translation"}
     return Measure(
-        name, "similarity", (0.0 if biased else -1.0, 1.0), 1.0, ROTATIONS, reference, about,
-        lambda x: centred(x, biased), lambda a, b: _compare(name, biased, a, b), needs,
-        permute_with=lambda a, order: replace(a, x=a.x[order], lengths=a.lengths[order]),
+        name, "similarity", (0.0 if biased else -1.0, 1.0), 1.0, invariances, reference, about,
+        lambda x: centred(x, biased, center), lambda a, b: _compare(name, biased, center, a, b), needs,
+        permute_with=lambda a, order: replace(a, x=a.x[order], lengths=a.lengths[order]), memory=FEATURES,
     )  # fmt: skip
 
 
@@ -127,3 +136,19 @@ def linear_cka_biased() -> Measure:
 def rv() -> Measure:
     """The RV coefficient, which is biased linear CKA by its older name."""
     return _linear("rv", True, "RV coefficient, equal to biased linear CKA", "Robert and Escoufier 1976", 2)
+
+
+@register
+def kernel_alignment() -> Measure:
+    """Kernel alignment ⟨K, L⟩/(‖K‖‖L‖) of K = XXᵀ and L = YYᵀ, not centred; centred it is `rv`.
+
+    Features with a mean agree in it: non-negative ones score high whatever they are.
+
+    Example:
+        >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+        >>> found = kernel_alignment()
+        >>> round(found(x, -2 * x.flip(1)).value, 5), found(x, x + 10).value < 0.9
+        (1.0, True)
+    """
+    about = "alignment of linear kernels without centring; a common mean counts"
+    return _linear("kernel_alignment", True, about, "Cristianini et al. 2001", 2, center=False)

@@ -1,8 +1,9 @@
 """`compare`: the layers of two networks against each other, over any data, by any measures.
 
-Linear CKA alone is summed up batch by batch, exactly, and nothing is kept but products of features. Other measures
-need all samples at once: the features are collected, every layer is prepared once per resolution at which it is
-compared, and every pair is compared.
+Linear CKA and kernel alignment alone are summed up batch by batch, exactly, and nothing is kept but products of
+features, unless the features themselves are smaller. Other measures need all samples at once: the features are
+collected, every layer is prepared once per resolution at which it is compared, and every pair is compared. What will
+not fit into memory is refused before anything is collected.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from intertwine.errors import InputError
-from intertwine.features.features import Features, Layer, features
+from intertwine.features.features import Features, features
 from intertwine.features.fingerprint import Fingerprint
+from intertwine.features.layer import Layer
 from intertwine.features.policy import arrange, arrange_pair
 from intertwine.measure.comparison import Comparison
-from intertwine.measure.measure import Measure, find
+from intertwine.measure.measure import FEATURES, PAIRS, Measure, find
 from intertwine.measure.result import Result
-from intertwine.measure.streaming import StreamingCKA
+from intertwine.measure.room import check_room, collected, room, streamed, streaming_names
+from intertwine.measure.streaming import Form, StreamingCKA
 
-#: Measures that one pass over the data gives exactly, and whether each is the biased form.
-STREAMED = {"linear_cka": False, "linear_cka_biased": True, "rv": True}
+#: Measures that one pass over the data gives exactly: (biased, centred).
+STREAMED = {
+    "linear_cka": Form(False, True), "linear_cka_biased": Form(True, True), "rv": Form(True, True),
+    "kernel_alignment": Form(True, False),
+}  # fmt: skip
 #: Policies under which positions are samples, so that two layers must have the same ones.
 MATCHED = ("channels", "tokens")
 #: What stands for them where a measure tells channels from positions and needs no common ones.
@@ -40,6 +46,7 @@ def compare(
     measures: Sequence[str] = ("linear_cka",),
     policy: str = "channels",
     layers_b: str | Iterable[str] | None = None,
+    memory: int | float | None = None,
 ) -> Comparison:
     """Every chosen layer of one network against every chosen layer of another, on the same data.
 
@@ -51,7 +58,9 @@ def compare(
         measures: names out of `intertwine.measures()`.
         policy: "channels" (every position is a sample; the larger resolution is averaged onto the smaller), "flatten",
             "pool" or "tokens". Under "channels", measures with a kernel over channels and positions (`relu_cka`,
-            `channel_cka`) take each layer at its own resolution.
+            `channel_cka`) take each layer at its own resolution. Padding, where the inputs have an attention mask,
+            is left out of rows and means.
+        memory: bytes that may be used at once; None for what the system says is free.
 
     Returns:
         A `Comparison`: `.matrix()`, `.to_rows()`, `.to_frame()`, `.plot()`.
@@ -74,13 +83,32 @@ def compare(
     first = features(a, batches, layers)
     second = features(b, batches, layers if layers_b is None else layers_b)
     found: dict[tuple[str, str, str], Result] = {}
-    if all(m.name in STREAMED for m in chosen):
+    if _by_batches(first, second, policy, chosen, room(a, memory)):
         mark = _stream(first, second, policy, [m.name for m in chosen], found)
     else:  # the features are in memory anyway: no second pass for linear CKA
-        mark = _collect(first.collect(), second.collect(), policy, chosen, found)
+        kept = policy if policy not in MATCHED or (policy == "tokens" and not any(map(_structured, chosen))) else None
+        mark = _collect(first.collect(kept), second.collect(kept), policy, chosen, found)
     order = [(m.name, x, y) for m in chosen for x, y in product(first.names, second.names)]
     names = tuple(m.name for m in chosen)
     return Comparison(first.names, second.names, names, policy, {key: found[key] for key in order}, mark)
+
+
+def _by_batches(first: Features, second: Features, policy: str, chosen: list[Measure], limit: float) -> bool:
+    """Whether products of features are summed up instead of collecting them; refuses what does not fit either way."""
+    together, alone = collected(first, second, policy, chosen), streamed(first, second, policy)
+    if all(m.memory == FEATURES for m in chosen):
+        if together is None or alone <= together:
+            check_room(alone, limit, "batch by batch", 'Its layers are wide: use the policy "pool", or fewer layers.')
+            return True
+        what = f"of layers wider than the samples, under {policy!r},"
+    else:
+        names = [m.name for m in chosen if m.memory != FEATURES]
+        pairs = [m.name for m in chosen if m.memory == PAIRS]
+        what = f"by {', '.join(names)} with all samples in memory"
+        what += f" ({', '.join(pairs)}: every sample with every other)" if pairs else ""
+    advice = f'Take fewer samples or layers, the policy "pool", or only what goes batch by batch: {streaming_names()}.'
+    check_room(together or 0, limit, what, advice)
+    return False
 
 
 def _stream(
@@ -92,11 +120,11 @@ def _stream(
     walks = iter(first), iter(second)
     for left, right in zip(*walks, strict=True):
         for where, table in tables.items():
-            streams[where].update(*_arranged(table, left, right))
+            streams[where].update(*_arranged(table, left, right, walks[0].mask))
     walks[0].fingerprint.check(walks[1].fingerprint)
     for where, table in tables.items():
         for meeting, name in product(table, names):
-            result = streams[where].result(*meeting.names, biased=STREAMED[name])
+            result = streams[where].result(*meeting.names, **STREAMED[name]._asdict())
             found[name, *meeting.names] = Result(name, result.value, result.degenerate, notes=result.notes)
     return walks[0].fingerprint
 
@@ -107,14 +135,20 @@ def _collect(
     """All samples in memory; every layer is prepared once per measure and resolution."""
     first.check(second)
     for measure in chosen:
-        own = STRUCTURED if policy in MATCHED and measure.positions and not measure.meets else policy
+        own = STRUCTURED if policy in MATCHED and _structured(measure) else policy
         for table in _tables(first, second, own).values():
-            a, b = ({k: measure.prepare(x) for k, x in side.items()} for side in _arranged(table, first, second))
+            sides = _arranged(table, first, second, first.mask, done=first.policy is not None)
+            a, b = ({k: measure.prepare(x) for k, x in side.items()} for side in sides)
             for meeting in table:
                 x, y = meeting.names
                 found[measure.name, x, y] = measure.compare(a[x], b[y])
     assert first.fingerprint is not None
     return first.fingerprint
+
+
+def _structured(measure: Measure) -> bool:
+    """Whether a measure takes channels and positions of each layer as they are."""
+    return measure.positions and not measure.meets
 
 
 @dataclass(frozen=True)
@@ -139,11 +173,11 @@ class Meeting:
         pairs = zip(sizes or (1,) * rank, others or (1,) * rank, strict=False)
         return tuple(min(pair) for pair in pairs)
 
-    def arrange(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def arrange(self, x: Tensor, y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both layers as rows and features."""
         if self.policy in MATCHED:
-            return arrange_pair(x, y, self.policy, (self.first.layout, self.second.layout))
-        return arrange(x, self.policy, self.first.layout), arrange(y, self.policy, self.second.layout)
+            return arrange_pair(x, y, self.policy, (self.first.layout, self.second.layout), mask)
+        return arrange(x, self.policy, self.first.layout, mask), arrange(y, self.policy, self.second.layout, mask)
 
 
 def _tables(first: Features, second: Features, policy: str) -> dict[tuple[int, ...], list[Meeting]]:
@@ -155,14 +189,16 @@ def _tables(first: Features, second: Features, policy: str) -> dict[tuple[int, .
     return tables
 
 
-def _arranged(table: list[Meeting], left: Views, right: Views) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The layers of one table, each arranged once."""
+def _arranged(
+    table: list[Meeting], left: Views, right: Views, mask: Tensor | None, done: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The layers of one table, each arranged once, unless that was `done` when they were collected."""
     xs: dict[str, Tensor] = {}
     ys: dict[str, Tensor] = {}
     for meeting in table:
         x, y = meeting.names
         if x not in xs or y not in ys:
-            xs[x], ys[y] = meeting.arrange(left[x], right[y])
+            xs[x], ys[y] = (left[x], right[y]) if done else meeting.arrange(left[x], right[y], mask)
     return xs, ys
 
 

@@ -59,12 +59,12 @@ class Comparison:
         return list(self._rows())
 
     def to_frame(self) -> Any:
-        """The rows as a polars data frame (`pip install polars`)."""
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
         try:
             polars = import_module("polars")
         except ImportError as error:
             raise InputError(
-                "A data frame was asked for, but polars is not installed. Install it (pip install polars), or use "
+                "A data frame was asked for, but polars is not installed: pip install 'intertwine[frames]'. Or use "
                 ".to_rows(), which any data frame library reads."
             ) from error
         return polars.DataFrame(self.to_rows())
@@ -86,13 +86,18 @@ class Comparison:
         picture = axes.imshow(values.numpy(), vmin=max(0.0, bounds[0] or 0.0), vmax=bounds[1], cmap="viridis")
         axes.set_xticks(range(len(self.second)), self.second, rotation=90, fontsize=7)
         axes.set_yticks(range(len(self.first)), self.first, fontsize=7)
-        axes.set_title(f"{name}, {self.fingerprint.samples:,} samples, {self.policy}", fontsize=9)
+        axes.set_title(f"{name}, {self.fingerprint.samples:,} samples, {self.policy}{self._chance(name)}", fontsize=9)
         figure.colorbar(picture, ax=axes, shrink=0.8)
         return figure
 
     def __repr__(self) -> str:
         size = f"{len(self.first)} × {len(self.second)} layers"
         return f"Comparison({size} by {', '.join(self.measures)}, {self.fingerprint.samples:,} samples, {self.policy})"
+
+    def _chance(self, measure: str) -> str:
+        """What unrelated features score, where the measure says so."""
+        known = [r.baseline for (name, *_), r in self.results.items() if name == measure and r.baseline is not None]
+        return f"\nunrelated features: {min(known):.2f} to {max(known):.2f}" if known else ""
 
     def _measure(self, name: str | None) -> str:
         chosen = name or self.measures[0]
@@ -104,6 +109,6 @@ class Comparison:
         for (measure, a, b), result in self.results.items():
             yield {
                 "measure": measure, "first": a, "second": b, "value": result.value, "degenerate": result.degenerate,
-                "notes": "; ".join(result.notes), "policy": self.policy, "samples": self.fingerprint.samples,
-                "data": self.fingerprint.digest,
+                "baseline": result.baseline, "notes": "; ".join(result.notes), "policy": self.policy,
+                "samples": self.fingerprint.samples, "data": self.fingerprint.digest,
             }  # fmt: skip

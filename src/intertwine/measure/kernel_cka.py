@@ -13,7 +13,7 @@ from torch import Tensor
 
 from intertwine.errors import InputError
 from intertwine.measure.hsic import CONSTANT, CentredGram, align, centred_gram, nothing, reordered
-from intertwine.measure.measure import Measure, register
+from intertwine.measure.measure import PAIRS, Measure, register
 from intertwine.measure.representation import Representation
 from intertwine.shapes import Float
 
@@ -86,7 +86,7 @@ def _kernel(
     return Measure(
         name, "similarity", (0.0 if biased else -1.0, 1.0), 1.0, invariances, reference, about,
         partial(_prepare, p=p, typical=typical, biased=biased), partial(align, name), 2 if biased else 4,
-        permute_with=reordered,
+        permute_with=reordered, memory=PAIRS,
     )  # fmt: skip
 
 

@@ -7,18 +7,22 @@ layers costs as little as it can. What it declares is checked by `intertwine.tes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from intertwine.errors import InputError, did_you_mean
 from intertwine.measure.representation import Representation, check_pair, represent
 from intertwine.measure.result import Result
+from intertwine.shapes import Int
 
 #: What a representation can be changed by; a measure declares which of these leave it as it is.
 CHANGES = ("permutation", "positive scales", "signs", "orthogonal", "invertible", "isotropic scale", "translation")
+#: What a measure holds in memory at once, from little to much.
+FEATURES, SAMPLES, PAIRS = "features", "samples", "pairs of samples"
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,9 @@ class Measure:
         meets: with `positions`, whether those of both must be the same.
         permute_with: the state of the same representation with its samples in another order, where that is cheaper
             than to prepare it again.
+        memory: what must be held at once: products of "features" (one pass over the samples is enough), all "samples",
+            or a number for all "pairs of samples", for measures that compare samples with samples.
+        baseline: whether every value comes with that of unrelated features, at the price of a second comparison.
     """
 
     name: str
@@ -49,6 +56,8 @@ class Measure:
     positions: bool = False
     meets: bool = False
     permute_with: Callable[[Any, Tensor], Any] | None = field(default=None, repr=False)
+    baseline: bool = False
+    memory: str = SAMPLES
 
     def prepare(self, x: Tensor) -> Prepared:
         """The work that is done once per representation."""
@@ -62,7 +71,10 @@ class Measure:
         check_pair(a.representation, b.representation)
         if a.samples < self.needs:
             return degenerate(self.name, f"it needs at least {self.needs} samples, and there are {a.samples}")
-        return self.compare_with(a.state, b.state)
+        result = self.compare_with(a.state, b.state)
+        if not self.baseline or result.degenerate:
+            return result
+        return replace(result, baseline=self.compare_with(a.state, self.permuted(b, unrelated(b.samples)).state).value)
 
     def permuted(self, a: Prepared, order: Tensor) -> Prepared:
         """What is prepared, with its samples in another order."""
@@ -86,6 +98,16 @@ class Prepared:
     samples: int
     representation: Representation = field(repr=False)
     state: Any = field(repr=False)
+
+
+def unrelated(samples: int) -> Int[Tensor, " samples"]:
+    """One fixed random order in which no sample keeps its place: a single cycle through all of them.
+
+    >>> unrelated(2).tolist()
+    [1, 0]
+    """
+    cycle = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
+    return torch.empty_like(cycle).scatter_(0, cycle, cycle.roll(1))
 
 
 def degenerate(name: str, reason: str, notes: tuple[str, ...] = ()) -> Result:

@@ -7,14 +7,16 @@ miss by 1e-8, where features have directions as small as that beside their large
 Where channels have positions, (samples, channels, positions), features are channels and rows are samples × positions.
 Unequal widths are compared as if the narrower one had columns of zeros, which changes no product.
 
-What unrelated features score is not 0. Independent ReLU features of Gaussian values (512 samples, 64 features) have a
-`relu_procrustes` of 0.33, and of 0.45 without centring, where non-negative features never score below 1 − 1/√2 = 0.29.
-`orthogonal_procrustes` never does, for its features may always be turned to agree; the two are not on one scale.
+What unrelated features score is not 0, and every value comes with it: `.baseline` is the value of the same features
+with the samples of y in another order. That is a second comparison; baseline=False leaves it out. Independent ReLU
+features of Gaussian values (512 samples, 64 features) have a `relu_procrustes` of 0.33, and of 0.45 without centring,
+where non-negative features never score below 1 − 1/√2 = 0.29. `orthogonal_procrustes` never does, for its features may
+always be turned to agree; the two are not on one scale.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
 
@@ -60,6 +62,15 @@ def columns(representation: Representation, center: bool, each: bool) -> Columns
     return Columns(x / torch.where(length > 0, length, 1.0), size * length)
 
 
+def by_sample(rows: Float[Tensor, "rows features"], order: Int[Tensor, " samples"]) -> Float[Tensor, "rows features"]:
+    """The rows with samples in another order, the positions of each staying together."""
+    return rows.unflatten(0, (len(order), -1))[order.to(rows.device)].flatten(0, 1)
+
+
+def _reordered(a: Columns, order: Tensor) -> Columns:
+    return replace(a, x=by_sample(a.x, order))
+
+
 def check_rows(x: Tensor, y: Tensor) -> None:
     """Channels are compared position by position."""
     if len(x) != len(y):
@@ -95,6 +106,10 @@ def _turnable(center: bool, representation: Representation) -> Turnable:
     return Turnable(small.T, basis, float(whole.lengths))
 
 
+def _turned(a: Turnable, order: Tensor) -> Turnable:
+    return replace(a, small=by_sample(a.small, order))
+
+
 def _turn(center: bool, a: Turnable, b: Turnable) -> Result:
     name = "orthogonal_procrustes"
     if not a.length or not b.length:
@@ -115,7 +130,7 @@ def _outside(x: Tensor, directions: Tensor) -> Tensor:
 
 
 @register
-def orthogonal_procrustes(center: bool = True) -> Measure:
+def orthogonal_procrustes(center: bool = True, baseline: bool = True) -> Measure:
     """Orthogonal Procrustes similarity 1 − min‖X − YQ‖/2, where X and Y have Frobenius norm 1.
 
     The alignment's `matrix` is Q times the ratio of norms. With fewer samples than features it is zero on the
@@ -123,6 +138,7 @@ def orthogonal_procrustes(center: bool = True) -> Measure:
 
     Args:
         center: False compares without centring, as the paper's code does.
+        baseline: whether the value of unrelated features is computed as well.
 
     Example:
         >>> x = torch.randn(50, 3)
@@ -134,7 +150,7 @@ def orthogonal_procrustes(center: bool = True) -> Measure:
     return Measure(
         "orthogonal_procrustes", "similarity", (LOWEST_ROTATED, 1.0), 1.0, frozenset(invariances), REFERENCE,
         "distance that the best rotation leaves, both of norm 1", partial(_turnable, center), partial(_turn, center),
-        positions=True, meets=True,
+        positions=True, meets=True, permute_with=_turned, baseline=baseline,
     )  # fmt: skip
 
 
@@ -180,7 +196,7 @@ def _permute(center: bool, a: Columns, b: Columns) -> Result:
 
 
 @register
-def permutation_procrustes(center: bool = True) -> Measure:
+def permutation_procrustes(center: bool = True, baseline: bool = True) -> Measure:
     """Permutation Procrustes similarity 1 − min‖X − YP‖/2, where X and Y have Frobenius norm 1.
 
     The alignment is a permutation of the wider width, in which numbers past y's width stand for columns of zeros, and
@@ -188,6 +204,7 @@ def permutation_procrustes(center: bool = True) -> Measure:
 
     Args:
         center: False compares without centring.
+        baseline: whether the value of unrelated features is computed as well.
 
     Example:
         >>> x = torch.randn(50, 3)
@@ -200,6 +217,7 @@ def permutation_procrustes(center: bool = True) -> Measure:
         "permutation_procrustes", "similarity", (0.0, 1.0), 1.0, frozenset(invariances), REFERENCE,
         "distance that the best permutation leaves, both of norm 1",
         partial(columns, center=center, each=False), partial(_permute, center), positions=True, meets=True,
+        permute_with=_reordered, baseline=baseline,
     )  # fmt: skip
 
 
@@ -246,7 +264,7 @@ def _scales(a: Columns, b: Columns, first: Tensor, second: Tensor, width: int) -
 
 
 @register
-def relu_procrustes(center: bool = True, dead: str = "drop") -> Measure:
+def relu_procrustes(center: bool = True, dead: str = "drop", baseline: bool = True) -> Measure:
     """G_ReLU-Procrustes similarity: columns of length 1, the best permutation, 1 − δ/√(2(‖X‖² + ‖Y‖²)).
 
     With d live columns on both sides this is the paper's 1 − δ/(2√d). The alignment is a permutation of the wider
@@ -257,6 +275,7 @@ def relu_procrustes(center: bool = True, dead: str = "drop") -> Measure:
         dead: "drop" leaves features that do not vary (without centring: that are zero) out of the matching and of the
             divisor. "paper" does as the paper's code: they stay as zeros and the divisor stays 2√d, so that dead
             features raise the value.
+        baseline: whether the value of unrelated features is computed as well.
 
     Example:
         >>> x = torch.randn(50, 3).relu()
@@ -271,5 +290,5 @@ def relu_procrustes(center: bool = True, dead: str = "drop") -> Measure:
         "relu_procrustes", "similarity", (0.0, 1.0), 1.0, frozenset(invariances), REFERENCE,
         "distance that the best permutation leaves, every feature of norm 1",
         partial(columns, center=center, each=True), partial(_rescale, center, dead == "paper"),
-        positions=True, meets=True,
+        positions=True, meets=True, permute_with=_reordered, baseline=baseline,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 from intertwine.errors import InputError
 from intertwine.measure.cka import Centred, centred, linear_cka
 from intertwine.measure.hsic import CentredGram, align, centred_gram, nothing, reordered
-from intertwine.measure.measure import Measure, register
+from intertwine.measure.measure import PAIRS, Measure, register
 from intertwine.measure.representation import STILL, Representation
 from intertwine.measure.result import Result
 from intertwine.shapes import Float
@@ -161,7 +161,7 @@ def relu_cka(estimator: str = "max", dead: str = "drop", biased: bool = False, p
     return Measure(
         "relu_cka", "similarity", (-1.0, 1.0), 1.0, SIGNED_SCALES, REFERENCE,
         "CKA of the largest agreement over channels, for the symmetries of ReLU networks",
-        prepare, partial(align, "relu_cka"), 2 if biased else 4, positions=True, permute_with=reordered,
+        prepare, partial(align, "relu_cka"), 2 if biased else 4, positions=True, permute_with=reordered, memory=PAIRS,
     )  # fmt: skip
 
 

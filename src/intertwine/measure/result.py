@@ -34,6 +34,8 @@ class Result:
     Attributes:
         measure: its name. value: not a number exactly where `degenerate` gives the reason in words.
         notes: what a reader should know of this value, such as dead features that were left out.
+        baseline: the value of the same features with the samples of y in another order, which makes them unrelated;
+            for measures that give unrelated features a value far from the end of their range.
     """
 
     measure: str
@@ -41,11 +43,12 @@ class Result:
     degenerate: str | None = None
     alignment: Alignment | None = None
     notes: tuple[str, ...] = ()
+    baseline: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, without the alignment."""
         plain = {"measure": self.measure, "value": self.value, "degenerate": self.degenerate}
-        return plain | {"notes": list(self.notes)}
+        return plain | {"notes": list(self.notes), "baseline": self.baseline}
 
     def __float__(self) -> float:
         return self.value
@@ -54,4 +57,5 @@ class Result:
         tail = f", {'; '.join(self.notes)}" if self.notes else ""
         if self.degenerate:
             return f"Result({self.measure}: degenerate, {self.degenerate}{tail})"
-        return f"Result({self.measure}: {self.value:.6f}{tail})"
+        beside = "" if self.baseline is None else f", unrelated {self.baseline:.4f}"
+        return f"Result({self.measure}: {self.value:.6f}{beside}{tail})"

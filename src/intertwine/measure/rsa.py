@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from intertwine.errors import InputError
-from intertwine.measure.measure import Measure, degenerate, register
+from intertwine.measure.measure import PAIRS, Measure, degenerate, register
 from intertwine.measure.procrustes import constant
 from intertwine.measure.representation import Representation
 from intertwine.measure.result import Result
@@ -129,5 +129,5 @@ def rsa(metric: str = "euclidean", method: str = "spearman") -> Measure:
     return Measure(
         "rsa", "similarity", (-1.0, 1.0), 1.0, _invariances(metric), "Kriegeskorte et al. 2008",
         f"{method} correlation of {metric} dissimilarities between samples",
-        partial(_prepare, metric, method), _compare, 3,
+        partial(_prepare, metric, method), _compare, 3, memory=PAIRS,
     )  # fmt: skip

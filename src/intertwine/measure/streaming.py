@@ -1,4 +1,4 @@
-"""Exact linear CKA in one pass over batches, in memory that depends on the width of layers and not on their samples.
+"""Exact linear CKA and kernel alignment in one pass over batches, in memory that depends on the width of layers only.
 
 What is summed: products of features, and small sums in float64 from which the terms of debiased CKA follow, diagonals
 included. Features are shifted by the mean of the first batch, so that little is lost when the true means are subtracted
@@ -7,8 +7,9 @@ at the end. The value is the one that all samples at once would give, not a mean
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import frexp, sqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,16 @@ from intertwine.shapes import Float
 
 #: Entries so many times larger than those of the first batch are multiplied in float64, where they cannot overflow.
 LARGE = 2.0**20
+ROWS = 1024  # of a matrix of products, at a time
 
 Layers = Tensor | Mapping[str, Tensor]
+
+
+class Form(NamedTuple):
+    """Which alignment: debiased or biased, of centred features or, biased only, of features as they are."""
+
+    biased: bool
+    center: bool
 
 
 class StreamingCKA:
@@ -72,8 +81,8 @@ class StreamingCKA:
             sums.take(*batches[0][a], *batches[1][b])
         self.samples += count
 
-    def result(self, x: str = "x", y: str = "y", *, biased: bool = False) -> Result:
-        """CKA of one pair of layers over all samples so far.
+    def result(self, x: str = "x", y: str = "y", *, biased: bool = False, center: bool = True) -> Result:
+        """CKA of one pair of layers over all samples so far; kernel alignment without centring.
 
         Raises:
             InputError: the pair is not one of those that are compared.
@@ -81,15 +90,17 @@ class StreamingCKA:
         if (x, y) not in self._pairs:
             known = ", ".join(map(str, self._pairs)) or "none before the first batch"
             raise InputError(f"The layers {x!r} and {y!r} were asked for. The pairs that are compared: {known}.")
-        name, needs = ("linear_cka_biased", 2) if biased else ("linear_cka", 4)
+        form = Form(biased or not center, center)
+        name, needs = ("linear_cka_biased", 2) if form.biased else ("linear_cka", 4)
+        name = name if center else "kernel_alignment"
         if self.samples < needs:
             return degenerate(name, f"it needs at least {needs} samples, and there are {self.samples}")
         a, b = self._sides[0][x], self._sides[1][y]
         for which, layer in (("x", a), ("y", b)):
-            if reason := layer.fault(biased):
+            if reason := layer.fault(form):
                 return degenerate(name, f"{which} {reason}")
-        inner, _ = self._pairs[x, y].inner(a, b, biased)
-        return Result(name, inner / (sqrt(a.own(biased)[0]) * sqrt(b.own(biased)[0])))
+        inner, _ = self._pairs[x, y].inner(a, b, form)
+        return Result(name, inner / (sqrt(a.own(form)[0]) * sqrt(b.own(form)[0])))
 
     def results(self, *, biased: bool = False) -> dict[tuple[str, str], Result]:
         """CKA of every pair of layers, by their names."""
@@ -136,7 +147,7 @@ class _Layer:
         self.features, self.lengths = torch.zeros_like(self.shift, dtype=torch.float64), 0.0
         self.low = self.high = self.size = torch.zeros_like(self.shift)
         self.products = _Sums(self.shift, self.shift)
-        self._own: dict[bool, tuple[float, float]] = {}
+        self._own: dict[Form, tuple[float, float]] = {}
 
     def take(self, given: Representation) -> tuple[Tensor, Tensor]:
         """Add a batch; what it gives is shifted and scaled, with the squared lengths of its rows."""
@@ -165,17 +176,24 @@ class _Layer:
     def mean(self) -> Float[Tensor, " features"]:
         return self.features / self.count
 
-    def own(self, biased: bool) -> tuple[float, float]:
-        """The inner product with itself, and its first term."""
-        if biased not in self._own:
-            self._own[biased] = self.products.inner(self, self, biased)
-        return self._own[biased]
+    @property
+    def offset(self) -> Float[Tensor, " features"]:
+        """The true mean, in the scale of what is summed up."""
+        return self.mean + self.shift.double() / (self.scale or 1.0)
 
-    def fault(self, biased: bool) -> str | None:
+    def own(self, form: Form) -> tuple[float, float]:
+        """The inner product with itself, and its first term."""
+        if form not in self._own:
+            self._own[form] = self.products.inner(self, self, form)
+        return self._own[form]
+
+    def fault(self, form: Form) -> str | None:
         """Why there is nothing to align with, in words that follow the name of the layer."""
+        if not form.center:
+            return None if self.size.any() else "is zero everywhere"
         if (self.high - self.low <= STILL * self.eps * self.size).all():
             return "is constant: no feature varies over the samples"
-        own, total = self.own(biased)
+        own, total = self.own(form)
         if own <= STILL * torch.finfo(self.shift.dtype).eps * sqrt(self.count) * total:  # rounding and no more
             return FLAT
         return None
@@ -195,14 +213,18 @@ class _Sums:
         self.bx += b @ x.double()
         self.ab += float(a @ b)
 
-    def inner(self, x: _Layer, y: _Layer, biased: bool) -> tuple[float, float]:
+    def inner(self, x: _Layer, y: _Layer, form: Form) -> tuple[float, float]:
         """HSIC of the two layers, up to the factor that cancels, and the size of its first term.
 
         With means μ and ν and k = ‖x − μ‖², l = ‖y − ν‖² per sample, Σ kl is multiplied out into sums that are here.
         """
         n, mu, nu = x.count, x.mean, y.mean
-        total = sum(float((rows - n * m[:, None] * nu).square().sum()) for rows, m in _by_rows(self.xy, mu))
-        if biased:
+        back = (x.offset, y.offset) if not form.center else (torch.zeros_like(mu), torch.zeros_like(nu))
+        total = sum(
+            float((rows + n * (o[:, None] * back[1] - m[:, None] * nu)).square().sum())  # what was shifted away is back
+            for rows, m, o in _by_rows(self.xy, mu, back[0])
+        )
+        if form.biased:
             return total, total
         c, d = float(mu @ mu), float(nu @ nu)
         kl = self.ab - 2 * float(nu @ self.ay) - 2 * float(mu @ self.bx) + 4 * float(mu @ self.xy @ nu)
@@ -211,6 +233,6 @@ class _Sums:
         return total - n / (n - 2) * kl + both / ((n - 1) * (n - 2)), total
 
 
-def _by_rows(x: Tensor, along: Tensor, rows: int = 1024) -> zip[tuple[Tensor, Tensor]]:
+def _by_rows(x: Tensor, *along: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Some rows at a time, so that no second matrix of that size is made."""
-    return zip(x.split(rows), along.split(rows), strict=True)
+    return zip(x.split(ROWS), *(part.split(ROWS) for part in along), strict=True)

@@ -1,5 +1,7 @@
 """Conformance suites: what everything built on the engine must obey, for its own tests and for those of users."""
 
+from intertwine.testing.benchmark import MeasureBenchmark as MeasureBenchmark
+from intertwine.testing.benchmark import benchmark_measure as benchmark_measure
 from intertwine.testing.dense import DenseAction as DenseAction
 from intertwine.testing.group import check_group as check_group
 from intertwine.testing.laws import LAWS as LAWS

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from operator import index
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
 from intertwine.errors import InputError
+from intertwine.version import VERSION
 from intertwine.zoo.datasets import Dataset
 from intertwine.zoo.datasets import data as find_data
 from intertwine.zoo.files import only_writer, write_tensors
@@ -247,5 +248,7 @@ def _device_name(device: torch.device) -> str:
 
 def versions() -> dict[str, str]:
     """What the weights were made with."""
-    packages = {name: version(name) for name in ("intertwine", "torch", "numpy")}
-    return {"python": platform.python_version(), **packages}
+    return {
+        "python": platform.python_version(), "intertwine": VERSION, "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+    }  # fmt: skip

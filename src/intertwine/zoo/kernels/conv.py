@@ -56,16 +56,15 @@ def _pixel(
 
 @triton.jit
 def _convolve(
-    x, weight, y, sums, images,
+    x, weight, y, images,
     IN_H: tl.constexpr, IN_W: tl.constexpr, IN_C: tl.constexpr,
     OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_C: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
-    BACKWARD: tl.constexpr, SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BACKWARD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     network = tl.program_id(1).to(tl.int64)
     across: tl.constexpr = (OUT_C + BN - 1) // BN
-    tile = tl.program_id(0) // across
-    m = tile * BM + tl.arange(0, BM)
+    m = tl.program_id(0) // across * BM + tl.arange(0, BM)
     o = tl.program_id(0) % across * BN + tl.arange(0, BN)
     total = images * OUT_H * OUT_W
     x += network * images * IN_H * IN_W * IN_C
@@ -95,15 +94,9 @@ def _convolve(
                 other=0.0,
             )
             acc = tl.dot(left, right, acc, input_precision="ieee")
-    result = acc.to(y.dtype.element_ty)
     y += network * total * OUT_C
-    tl.store(y + m[:, None] * OUT_C + o[None, :], result, mask=(m < total)[:, None] & (o < OUT_C)[None, :])
-    if SUMS:  # of the values as stored, for the normalisation that follows
-        value = result.to(tl.float32)
-        tiles = (total + BM - 1) // BM
-        place = sums + ((network * tiles + tile) * 2) * OUT_C + o
-        tl.store(place, tl.sum(value, 0), mask=o < OUT_C)
-        tl.store(place + OUT_C, tl.sum(value * value, 0), mask=o < OUT_C)
+    place = y + m[:, None] * OUT_C + o[None, :]
+    tl.store(place, acc.to(y.dtype.element_ty), mask=(m < total)[:, None] & (o < OUT_C)[None, :])
 
 
 @triton.jit
@@ -141,15 +134,12 @@ def _weight_gradient(
     tl.store(dw + (tap * IN_C + c)[:, None] * OUT_C + o[None, :], acc, mask=(c < IN_C)[:, None] & (o < OUT_C)[None, :])
 
 
-def convolve(
-    x: Tensor, weight: Tensor, stride: int, pad: int, sums: bool = False, tile: Tile | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Images (K, N, H, W, C) under weights (K, R, S, C, O): (K, N, P, Q, O); with `sums`, also per tile of rows and
-    channel the sum and the sum of squares, (K, tiles, 2, O)."""
+def convolve(x: Tensor, weight: Tensor, stride: int, pad: int, tile: Tile | None = None) -> Tensor:
+    """Images (K, N, H, W, C) under weights (K, R, S, C, O): (K, N, P, Q, O)."""
     _, _, h, w, c = x.shape
     rows, columns, out = weight.shape[1], weight.shape[2], weight.shape[4]
     size = ((h + 2 * pad - rows) // stride + 1, (w + 2 * pad - columns) // stride + 1)
-    return _launch(x, weight, (h, w, c), (*size, out), stride, pad, False, sums, tile)
+    return _launch(x, weight, (h, w, c), (*size, out), stride, pad, False, tile)
 
 
 def image_gradient(
@@ -157,26 +147,24 @@ def image_gradient(
 ) -> Tensor:
     """The gradient of the images of `convolve`, whose height and width are `size`."""
     _, _, p, q, o = dy.shape
-    return _launch(dy, weight, (p, q, o), (*size, weight.shape[3]), stride, pad, True, False, tile)[0]
+    return _launch(dy, weight, (p, q, o), (*size, weight.shape[3]), stride, pad, True, tile)
 
 
 def _launch(
     x: Tensor, weight: Tensor, inside: tuple[int, ...], outside: tuple[int, ...], stride: int, pad: int,
-    backward: bool, sums: bool, tile: Tile | None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    backward: bool, tile: Tile | None,
+) -> Tensor:  # fmt: skip
     assert x.is_contiguous()  # the kernels walk through memory in order
     assert weight.is_contiguous()
     networks, images = x.shape[:2]
     tile = tile or _tile(inside[2], outside[2])
-    tiles = ceil(images * outside[0] * outside[1] / tile.rows)
     y = torch.empty(networks, images, *outside, dtype=x.dtype, device=x.device)
-    partial = torch.empty(networks, tiles, 2, outside[2], device=x.device) if sums else None
-    grid = (tiles * ceil(outside[2] / tile.columns), networks)
+    grid = (ceil(images * outside[0] * outside[1] / tile.rows) * ceil(outside[2] / tile.columns), networks)
     _convolve[grid](
-        x, weight, y, y if partial is None else partial, images, *inside, *outside, weight.shape[1], weight.shape[2],
-        stride, pad, backward, sums, tile.rows, tile.columns, tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+        x, weight, y, images, *inside, *outside, weight.shape[1], weight.shape[2], stride, pad, backward,
+        tile.rows, tile.columns, tile.depth, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return y, partial
+    return y
 
 
 def weight_gradient(
@@ -201,9 +189,10 @@ def weight_gradient(
 
 
 def _tile(inside: int, outside: int) -> Tile:
-    columns = max(16, min(128, triton.next_power_of_2(outside)))
+    """The fastest of those tried on an H200; three stages of 128 columns leave room for two programs at a time."""
+    columns = max(16, min(256, triton.next_power_of_2(outside)))
     depth = max(16, min(64, triton.next_power_of_2(inside)))
-    return Tile(128, columns, depth, 8 if columns == 128 else 4, 3)  # three stages leave room for two programs
+    return Tile(128, columns, depth, 8 if columns >= 128 else 4, 3)
 
 
 def _weight_tile(inside: int, outside: int) -> Tile:

@@ -193,12 +193,12 @@ def _dense(*tensors: Tensor) -> None:
 
 
 def moments(x: Tensor) -> Tensor:
-    """Sums and sums of squares per network and channel of images (K, N, H, W, C): (K, tiles, 2, C)."""
+    """Sums and sums of squares per network and channel of images (K, N, H, W, C): (K, 2, C)."""
     _dense(x)
     rows, block, grid, tiles = _cut(x, x.shape[1:4].numel(), TILES)
     sums = torch.empty(len(x), tiles, 2, x.shape[-1], device=x.device)
     _moments[grid](x, sums, rows, tiles, x.shape[-1], *block, TILES)
-    return sums
+    return sums.sum(1)
 
 
 def affine_unit(

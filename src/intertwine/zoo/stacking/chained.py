@@ -31,21 +31,17 @@ def _outer(x: Tensor) -> Tensor:
 
 
 class Convolution(torch.autograd.Function):
-    """Images (K, N, C, H, W) under weights (K, O, C, R, S), and the sums per channel that a normalisation needs."""
+    """Images (K, N, C, H, W) under weights (K, O, C, R, S)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, pad: int, sums: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, pad: int) -> Tensor:
         inner, kernel = _inner(x), weight.permute(0, 3, 4, 2, 1).to(x.dtype).contiguous()
         short = -kernel.shape[3] % STEP if kernel.shape[3] % 8 else 0
         if short:  # colours: zeros make up the channels
             inner, kernel = F.pad(inner, (0, short)), F.pad(kernel, (0, 0, 0, short))
-        y, partial = kernels.convolve(inner, kernel, stride, pad, sums)
         ctx.save_for_backward(inner, kernel)
         ctx.geometry = stride, pad, weight.shape[2]
-        if partial is not None:
-            partial = partial.sum(1)
-            ctx.mark_non_differentiable(partial)
-        return _outer(y), partial
+        return _outer(kernels.convolve(inner, kernel, stride, pad))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -59,7 +55,7 @@ class Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             full = kernels.weight_gradient(x, dy, tuple(kernel.shape[1:3]), stride, pad)
             dw = full[:, :, :, :channels].permute(0, 4, 3, 1, 2)
-        return dx, dw, None, None, None
+        return dx, dw, None, None
 
 
 class NormUnit(torch.autograd.Function):
@@ -127,28 +123,25 @@ class ChainRunner:
         self.conv_tensors, self.norm_tensors = conv_tensors, norm_tensors
 
     def __call__(self, x: Tensor, skip: Tensor | None, training: bool) -> Tensor:
-        sums, bias = None, self.conv_tensors.get("bias")
+        bias = self.conv_tensors.get("bias")
         batch = self.norm is not None and (training or "running_mean" not in self.norm_tensors)
         if self.conv is not None:
             weight, pad = self.conv_tensors["weight"], self.conv.padding[0]
-            x, sums = Convolution.apply(x, weight, self.conv.stride[0], int(pad), batch)  # pyrefly: ignore
+            x = Convolution.apply(x, weight, self.conv.stride[0], int(pad))  # pyrefly: ignore
         if self.norm is None:
             return self._without_norm(x, bias)
         if batch:
-            return self._with_batch(x, sums, bias, skip, training)
+            return self._with_batch(x, bias, skip, training)
         mean, var = self.norm_tensors["running_mean"], self.norm_tensors["running_var"]
         if bias is not None:
             mean = mean - bias  # the running mean has seen the bias
         return self._normalised(x, mean, (var + self.norm.eps).rsqrt(), skip)
 
-    def _with_batch(
-        self, x: Tensor, sums: Tensor | None, bias: Tensor | None, skip: Tensor | None, training: bool
-    ) -> Tensor:
+    def _with_batch(self, x: Tensor, bias: Tensor | None, skip: Tensor | None, training: bool) -> Tensor:
         """The statistics of the batch; a bias before it moves the running mean alone, and has no gradient."""
         assert self.norm is not None
-        sums = moments(_inner(x)).sum(1) if sums is None else sums
         count = x[0].numel() // x.shape[2]
-        mean, square = (t.contiguous() for t in (sums / count).unbind(1))
+        mean, square = (t.contiguous() for t in (moments(_inner(x)) / count).unbind(1))
         var = (square - mean.square()).clamp_min(0)
         if training and "running_mean" in self.norm_tensors:
             self._remember(mean if bias is None else mean + bias.detach(), var * (count / (count - 1)))

@@ -1,0 +1,3 @@
+"""The version of this package, as pyproject.toml has it; known also where the package is on the path uninstalled."""
+
+VERSION = "0.1.0"
