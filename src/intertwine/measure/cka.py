@@ -21,8 +21,10 @@ from intertwine.measure.result import Result
 from intertwine.shapes import Float
 
 ROTATIONS = frozenset({"permutation", "signs", "orthogonal", "isotropic scale", "translation"})
-#: Entries down to this and up to its inverse can be squared and summed in single precision.
-SMALLEST = 2.0**-30
+#: Entries down to this and up to its inverse can be multiplied, squared and summed in single precision.
+SMALLEST = 2.0**-12
+#: Features or samples at which a symmetric product is no longer cut in halves, and the widest part of one.
+BLOCK, WIDEST = 512, 2048
 ZERO = "zero everywhere"
 REFERENCE = "Kornblith et al. 2019; debiased: Song et al. 2012"
 
@@ -52,7 +54,7 @@ def centred(representation: Representation, biased: bool, center: bool = True) -
     scale = representation.size if center else float(torch.linalg.vector_norm(x, torch.inf))
     if scale and not SMALLEST < scale < 1 / SMALLEST:
         x = x / scale
-    lengths = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
+    lengths = torch.linalg.vector_norm(x, dim=1).double().square()
     rounding = torch.finfo(x.dtype).eps * sqrt(len(x)) + representation.eps**2 * len(x) / x.shape[1]
     noise = STILL * rounding * float(lengths @ lengths)
     return Centred(x, lengths, scale, _inner(x, x, lengths, lengths, biased), noise)
@@ -70,34 +72,40 @@ def _inner(x: Tensor, y: Tensor, k: Tensor, m: Tensor, biased: bool) -> float:
     return total - n / (n - 2) * float(k @ m) + float(k.sum() * m.sum()) / ((n - 1) * (n - 2))
 
 
-def _squared_product(x: Tensor, y: Tensor, block: int = 1024) -> float:
+def _squared_product(x: Tensor, y: Tensor) -> float:
     """‖XᵀY‖² in float64: over features where there are fewer of them than samples, else over blocks of samples.
 
     What is symmetric is taken by halves: the product of a representation with itself, and Gram matrices.
     """
     n, p, q = len(x), x.shape[1], y.shape[1]
     if p * q > n * (p + q) / 2:
-        pairs = _halves(n, block)
+        pairs = _halves(0, n)
         products = ((x[i] @ x[j].T).mul_(y[i] @ y[j].T).sum(dtype=torch.float64) * times for i, j, times in pairs)
     elif x is y:
-        products = (_square(x[:, i].T @ x[:, j]) * times for i, j, times in _halves(p, block))
+        products = (_square(x[:, i].T @ x[:, j]) * times for i, j, times in _halves(0, p))
     else:
-        products = (_square(x.T @ y[:, j]) for j in _parts(q, 4 * block))
+        products = (_square(x.T @ y[:, j]) for j in _parts(0, q))
     return sum(map(float, products))
 
 
-def _parts(size: int, block: int) -> list[slice]:
-    return [slice(start, start + block) for start in range(0, size, block)]
+def _parts(start: int, stop: int) -> list[slice]:
+    return [slice(i, min(i + WIDEST, stop)) for i in range(start, stop, WIDEST)]
 
 
-def _halves(size: int, block: int) -> Iterator[tuple[slice, slice, int]]:
-    """Blocks on and above the diagonal, and how often each counts."""
-    parts = _parts(size, block)
-    return ((a, b, 1 if i == j else 2) for i, a in enumerate(parts) for j, b in enumerate(parts) if i <= j)
+def _halves(start: int, stop: int) -> Iterator[tuple[slice, slice, int]]:
+    """Blocks on and above the diagonal, as large as can be, and how often each counts."""
+    if stop - start <= BLOCK:
+        yield slice(start, stop), slice(start, stop), 1
+        return
+    middle = (start + stop) // 2
+    yield from _halves(start, middle)
+    yield from _halves(middle, stop)
+    yield from ((a, b, 2) for a in _parts(start, middle) for b in _parts(middle, stop))
 
 
 def _square(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
+    """Sum of squares: along rows in the precision of the product, which is as good, and then in double."""
+    return torch.linalg.vector_norm(x, dim=1).double().square().sum()
 
 
 def _compare(name: str, biased: bool, center: bool, a: Centred, b: Centred) -> Result:

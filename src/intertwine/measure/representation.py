@@ -40,18 +40,23 @@ class Representation:
         """Features minus their means over the samples; a feature that does not vary is exactly zero."""
         rest = self.flat - self.flat.mean(0)
         rest -= rest.mean(0)  # what the rounding of the mean left: small numbers now, so that nothing is lost
-        still = rest.abs().amax(0) <= STILL * self.eps * self.flat.abs().amax(0)
+        still = _peaks(rest) <= STILL * self.eps * _peaks(self.flat)
         return torch.where(still, 0.0, rest) if still.any() else rest
 
     @cached_property
     def size(self) -> float:
         """The largest centred entry; 0 where nothing varies."""
-        return float(torch.linalg.vector_norm(self.centred, torch.inf))
+        return float(_peaks(self.centred).amax())
 
     @cached_property
     def varying(self) -> int:
         """How many features vary over the samples."""
         return int((self.centred != 0).any(0).sum())
+
+
+def _peaks(x: Float[Tensor, "samples features"]) -> Float[Tensor, " features"]:
+    """The largest size of every feature, without a copy of all sizes."""
+    return torch.maximum(x.amax(0), -x.amin(0))
 
 
 def represent(x: Tensor, name: str = "x") -> Representation:
