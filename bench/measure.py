@@ -2,6 +2,8 @@
 
     python bench/measure.py                            # ours alone
     python bench/measure.py --peers PYTHON             # beside pytorch-cka, run by a Python that has it
+    python bench/measure.py layers --peers PYTHON      # all layers of two ResNet-18 on 10,000 CIFAR-10 images
+    python bench/measure.py page                       # the table of everything measured so far
 
 Results are kept in bench/results/measure.json. The published loop of G_ReLU-CKA is written out here in its form, one
 row of the kernel at a time.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -23,6 +26,9 @@ from torch import Tensor
 
 import intertwine as it
 from intertwine.zoo.files import write_json
+from intertwine.zoo.group import initial
+from intertwine.zoo.networks import build
+from intertwine.zoo.networks.sites import relu_paths
 
 RESULTS = Path(__file__).parent / "results" / "measure.json"
 PEER = """
@@ -73,6 +79,57 @@ def _peer(python: str, x: Tensor, y: Tensor) -> dict[str, Any]:
     return {"peer": "pytorch-cka", "peer_s": found["seconds"], "peer_value": found["value"]}
 
 
+LAYERS_PEER = """
+import json, sys, time, torch
+from cka import compute_cka
+data = torch.load(sys.argv[1], weights_only=False)
+models = []
+for state in data["states"]:
+    model = data["build"]("resnet18")
+    model.load_state_dict(state)
+    models.append(model.eval())
+start = time.perf_counter()
+matrix = compute_cka(*models, data["batches"], layers=data["layers"], progress=False)[0]
+print(json.dumps({"seconds": time.perf_counter() - start, "matrix": matrix.tolist()}))
+"""
+
+
+def layer_matrix(images: int, batch: int, peers: str | None) -> list[dict[str, Any]]:
+    """Linear CKA of 18 layers of a ResNet-18 with 18 of another, with the forward passes alone as the floor."""
+    data = it.zoo.data("cifar10")
+    pixels = data.inputs(data.test_images[:images]).contiguous()
+    batches = list(pixels.split(batch))
+    models = [initial(lambda: build("resnet18"), seed).eval() for seed in range(2)]
+    layers = [*relu_paths(models[0]), "fc"]
+    with torch.inference_mode():
+        floor, _ = timed(lambda: [model(x) for x in batches for model in models], 1)
+    rows = []
+    for policy in ("pool", "channels"):
+        seconds, found = timed(lambda how=policy: it.compare(*models, batches, layers=layers, policy=how), 1)
+        matrix = found.matrix("linear_cka")
+        rows.append({
+            "what": f"18 × 18 layers, {images:,} images, {policy}", "seconds": seconds, "floor": "forward passes",
+            "floor_s": floor, "value": float(matrix.diagonal().mean()),
+        })  # fmt: skip
+    if peers:
+        found = _layers_peer(peers, models, batches, layers)
+        peer = {"peer": "pytorch-cka (mean over batches)", "peer_s": found["seconds"]}
+        rows = [row | peer for row in rows]
+    return rows
+
+
+def _layers_peer(python: str, models: list[Any], batches: list[Tensor], layers: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        states = [model.state_dict() for model in models]
+        torch.save({"states": states, "build": build, "batches": batches, "layers": layers}, f"{folder}/data.pt")
+        source = os.fspath(Path(__file__).parents[1] / "src")  # for the network's definition
+        done = subprocess.run(
+            [python, "-c", LAYERS_PEER, f"{folder}/data.pt"], capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONPATH": source},
+        )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def relu_cka(samples: int, channels: int, positions: int) -> dict[str, Any]:
     """G_ReLU-CKA against the loop over rows of the kernel."""
     g = torch.Generator().manual_seed(0)
@@ -97,7 +154,7 @@ def procrustes(samples: int, width: int) -> dict[str, Any]:
     """Orthogonal Procrustes with fewer samples than features, against singular values of the features' product."""
     g = torch.Generator().manual_seed(0)
     x, y = (torch.randn(samples, width, generator=g, dtype=torch.float64) for _ in range(2))
-    ours, result = timed(lambda: it.measure(x, y, "orthogonal_procrustes"))
+    ours, result = timed(lambda: it.measure(x, y, "orthogonal_procrustes", baseline=False))
     wide, _ = timed(lambda: torch.linalg.svdvals(x.T @ y), 1)
     what = f"orthogonal_procrustes, {samples} × {width:,}"
     return {"what": what, "seconds": ours, "value": result.value, "peer": "SVD of d × d", "peer_s": wide}
@@ -115,13 +172,20 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("part", nargs="?", default="pairs", choices=("pairs", "layers", "page"))
+    options.add_argument("--images", type=int, default=10_000)
     options.add_argument("--peers", metavar="PYTHON", help="the Python of an environment with pytorch-cka")
     options.add_argument("--results", type=Path, default=RESULTS)
     chosen = options.parse_args()
-    rows = [linear_cka(10_000, 4096, chosen.peers), relu_cka(1000, 64, 64), procrustes(300, 3000)]
+    results = json.loads(chosen.results.read_text(encoding="utf-8")) if chosen.results.exists() else {}
     about = {"torch": torch.__version__.split("+")[0], "threads": torch.get_num_threads()}
-    write_json(chosen.results, {"rows": rows, **about})
-    print(page(rows))
+    if chosen.part == "pairs":
+        results["rows"] = [linear_cka(10_000, 4096, chosen.peers), relu_cka(1000, 64, 64), procrustes(300, 3000)]
+    elif chosen.part == "layers":
+        results["layers"] = layer_matrix(chosen.images, 250, chosen.peers)
+    if chosen.part != "page":
+        write_json(chosen.results, results | about)
+    print(page([*results.get("rows", []), *results.get("layers", [])]))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from intertwine.errors import InputError
-from intertwine.measure.measure import CHANGES, Measure, degenerate, register
+from intertwine.measure.measure import CHANGES, FEATURES, Measure, degenerate, register
 from intertwine.measure.procrustes import constant
 from intertwine.measure.representation import Representation
 from intertwine.measure.result import Result
@@ -63,7 +63,7 @@ def span(representation: Representation, center: bool = True) -> Span:
     size = float(x.abs().max())
     scale = size or 1.0
     noise = representation.eps * float((representation.flat.double() / scale).square().sum().sqrt())
-    return Span(x / scale, size, noise, len(x) - int(center))
+    return Span(x / scale, size, noise, representation.samples - int(center))
 
 
 def kept(s: Span, variance: float | None) -> int:
@@ -132,7 +132,7 @@ def cca(statistic: str = "mean") -> Measure:
     _check("cca", statistic)
     return Measure(
         "cca", "similarity", (0.0, 1.0), 1.0, frozenset(CHANGES), "Hotelling 1936; Raghu et al. 2017",
-        "mean canonical correlation", span, partial(_compare, "cca", statistic, None), 3,
+        "mean canonical correlation", span, partial(_compare, "cca", statistic, None), 3, memory=FEATURES,
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def svcca(variance: float = 0.99, statistic: str = "mean") -> Measure:
     return Measure(
         "svcca", "similarity", (0.0, 1.0), 1.0, ROTATIONS, "Raghu et al. 2017",
         f"mean canonical correlation of the directions with {variance:.3g} of the variance",
-        span, partial(_compare, "svcca", statistic, variance), 3,
+        span, partial(_compare, "svcca", statistic, variance), 3, memory=FEATURES,
     )  # fmt: skip
 
 
@@ -193,5 +193,5 @@ def pwcca(side: str = "x") -> Measure:
     return Measure(
         "pwcca", "similarity", (0.0, 1.0), 1.0, invariances, "Morcos et al. 2018",
         f"mean canonical correlation, weighted by what the features of {side} hold of each",
-        span, partial(_weigh, side), 3,
+        span, partial(_weigh, side), 3, memory=FEATURES,
     )  # fmt: skip

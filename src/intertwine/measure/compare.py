@@ -1,9 +1,9 @@
 """`compare`: the layers of two networks against each other, over any data, by any measures.
 
-Linear CKA and kernel alignment alone are summed up batch by batch, exactly, and nothing is kept but products of
-features, unless the features themselves are smaller. Other measures need all samples at once: the features are
-collected, every layer is prepared once per resolution at which it is compared, and every pair is compared. What will
-not fit into memory is refused before anything is collected.
+Measures that need products of features only are summed up batch by batch, exactly, and nothing else is kept, unless
+the features themselves are smaller. Other measures need all samples at once: the features are collected, every layer is
+prepared once per resolution at which it is compared, and every pair is compared. What will not fit into memory is
+refused before anything is collected.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from intertwine.features.layer import Layer
 from intertwine.features.policy import arrange, arrange_pair
 from intertwine.measure.comparison import Comparison
 from intertwine.measure.measure import FEATURES, PAIRS, Measure, find
+from intertwine.measure.moments import StreamingMoments
 from intertwine.measure.result import Result
-from intertwine.measure.room import check_room, collected, room, streamed, streaming_names
+from intertwine.measure.room import check_room, collected, room, streamed, streaming_names, summarised
 from intertwine.measure.streaming import Form, StreamingCKA
 
-#: Measures that one pass over the data gives exactly: (biased, centred).
+#: Measures that `StreamingCKA` sums up: (biased, centred). Others that need products only go to `StreamingMoments`.
 STREAMED = {
     "linear_cka": Form(False, True), "linear_cka_biased": Form(True, True), "rv": Form(True, True),
     "kernel_alignment": Form(True, False),
@@ -84,7 +85,7 @@ def compare(
     second = features(b, batches, layers if layers_b is None else layers_b)
     found: dict[tuple[str, str, str], Result] = {}
     if _by_batches(first, second, policy, chosen, room(a, memory)):
-        mark = _stream(first, second, policy, [m.name for m in chosen], found)
+        mark = _stream(first, second, policy, chosen, found)
     else:  # the features are in memory anyway: no second pass for linear CKA
         kept = policy if policy not in MATCHED or (policy == "tokens" and not any(map(_structured, chosen))) else None
         mark = _collect(first.collect(kept), second.collect(kept), policy, chosen, found)
@@ -95,8 +96,9 @@ def compare(
 
 def _by_batches(first: Features, second: Features, policy: str, chosen: list[Measure], limit: float) -> bool:
     """Whether products of features are summed up instead of collecting them; refuses what does not fit either way."""
-    together, alone = collected(first, second, policy, chosen), streamed(first, second, policy)
+    together = collected(first, second, policy, chosen)
     if all(m.memory == FEATURES for m in chosen):
+        alone = _products(first, second, policy, chosen)
         if together is None or alone <= together:
             check_room(alone, limit, "batch by batch", 'Its layers are wide: use the policy "pool", or fewer layers.')
             return True
@@ -111,21 +113,41 @@ def _by_batches(first: Features, second: Features, policy: str, chosen: list[Mea
     return False
 
 
+def _products(first: Features, second: Features, policy: str, chosen: list[Measure]) -> int:
+    """Bytes of all sums that go batch by batch."""
+    aligned, moments = _sorted(chosen)
+    needed = streamed(first, second, policy) if aligned else 0
+    return needed + (summarised(first, second, policy, any(m.baseline for m in moments)) if moments else 0)
+
+
+def _sorted(chosen: list[Measure]) -> tuple[list[Measure], list[Measure]]:
+    """Those that `StreamingCKA` gives, and those that `StreamingMoments` gives."""
+    return [m for m in chosen if m.name in STREAMED], [m for m in chosen if m.name not in STREAMED]
+
+
 def _stream(
-    first: Features, second: Features, policy: str, names: list[str], found: dict[tuple[str, str, str], Result]
+    first: Features, second: Features, policy: str, chosen: list[Measure], found: dict[tuple[str, str, str], Result]
 ) -> Fingerprint:
-    """Linear CKA of all pairs in one pass, one stream for every resolution at which layers meet."""
+    """All pairs in one pass, with their own sums for every resolution at which layers meet."""
+    aligned, moments = _sorted(chosen)
     tables = _tables(first, second, policy)
-    streams = {where: StreamingCKA([m.names for m in table]) for where, table in tables.items()}
+    pairs = {where: [m.names for m in table] for where, table in tables.items()}
+    baseline = any(m.baseline for m in moments)
+    cka = {where: StreamingCKA(names) for where, names in pairs.items() if aligned}
+    sums = {where: StreamingMoments(names, baseline) for where, names in pairs.items() if moments}
     walks = iter(first), iter(second)
     for left, right in zip(*walks, strict=True):
         for where, table in tables.items():
-            streams[where].update(*_arranged(table, left, right, walks[0].mask))
+            sides = _arranged(table, left, right, walks[0].mask)
+            for stream in (s[where] for s in (cka, sums) if s):
+                stream.update(*sides)
     walks[0].fingerprint.check(walks[1].fingerprint)
-    for where, table in tables.items():
-        for meeting, name in product(table, names):
-            result = streams[where].result(*meeting.names, **STREAMED[name]._asdict())
-            found[name, *meeting.names] = Result(name, result.value, result.degenerate, notes=result.notes)
+    for where, names in pairs.items():
+        for measure, pair in product(aligned, names):
+            result = cka[where].result(*pair, **STREAMED[measure.name]._asdict())
+            found[measure.name, *pair] = Result(measure.name, result.value, result.degenerate, notes=result.notes)
+        for pair in names if moments else ():
+            found.update({(r.measure, *pair): r for r in sums[where].results(moments, *pair)})
     return walks[0].fingerprint
 
 

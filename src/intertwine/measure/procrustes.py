@@ -25,7 +25,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
-from intertwine.measure.measure import Measure, degenerate, register
+from intertwine.measure.measure import FEATURES, Measure, degenerate, register
 from intertwine.measure.representation import Representation
 from intertwine.measure.result import Alignment, Result
 from intertwine.shapes import Float, Int
@@ -151,6 +151,7 @@ def orthogonal_procrustes(center: bool = True, baseline: bool = True) -> Measure
         "orthogonal_procrustes", "similarity", (LOWEST_ROTATED, 1.0), 1.0, frozenset(invariances), REFERENCE,
         "distance that the best rotation leaves, both of norm 1", partial(_turnable, center), partial(_turn, center),
         positions=True, meets=True, permute_with=_turned, baseline=baseline,
+        memory=FEATURES,
     )  # fmt: skip
 
 
@@ -217,7 +218,7 @@ def permutation_procrustes(center: bool = True, baseline: bool = True) -> Measur
         "permutation_procrustes", "similarity", (0.0, 1.0), 1.0, frozenset(invariances), REFERENCE,
         "distance that the best permutation leaves, both of norm 1",
         partial(columns, center=center, each=False), partial(_permute, center), positions=True, meets=True,
-        permute_with=_reordered, baseline=baseline,
+        permute_with=_reordered, baseline=baseline, memory=FEATURES,
     )  # fmt: skip
 
 
@@ -290,5 +291,5 @@ def relu_procrustes(center: bool = True, dead: str = "drop", baseline: bool = Tr
         "relu_procrustes", "similarity", (0.0, 1.0), 1.0, frozenset(invariances), REFERENCE,
         "distance that the best permutation leaves, every feature of norm 1",
         partial(columns, center=center, each=True), partial(_rescale, center, dead == "paper"),
-        positions=True, meets=True, permute_with=_reordered, baseline=baseline,
+        positions=True, meets=True, permute_with=_reordered, baseline=baseline, memory=FEATURES,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
 from intertwine.measure.cca import ROTATIONS, Span, few_samples, span
-from intertwine.measure.measure import Measure, degenerate, register
+from intertwine.measure.measure import FEATURES, Measure, degenerate, register
 from intertwine.measure.procrustes import constant
 from intertwine.measure.result import Result
 
@@ -25,7 +25,8 @@ def _fit(center: bool, a: Span, b: Span) -> Result:
     if not a.rank:
         return degenerate("r2", "x is rounding only: no direction rises above it")
     if a.rank >= a.freedom:
-        return degenerate("r2", f"{len(a.x)} samples are too few: x spans all that they can differ by and fits any y")
+        samples = a.freedom + int(center)
+        return degenerate("r2", f"{samples} samples are too few: x spans all that they can differ by and fits any y")
     explained = (a.parts[0].T @ b.x).square().sum() / b.x.square().sum()
     return Result("r2", float(explained), notes=few_samples(a.freedom, a.rank))
 
@@ -71,10 +72,10 @@ def r2(center: bool = True, matrix: Tensor | None = None) -> Measure:
         return Measure(
             "r2", "similarity", (-inf, 1.0), nan, frozenset({"translation"} if center else ()),
             "Csiszárik et al. 2021", "fraction of y that a given linear map of x explains",
-            partial(span, center=center), partial(_given, center, matrix), 2,
+            partial(span, center=center), partial(_given, center, matrix), 2, memory=FEATURES,
         )  # fmt: skip
     return Measure(
         "r2", "similarity", (0.0, 1.0), 1.0, ROTATIONS if center else ROTATIONS - {"translation"},
         "Csiszárik et al. 2021, Definition 6.1", "fraction of y that the best linear map of x explains",
-        partial(span, center=center), partial(_fit, center), 3,
+        partial(span, center=center), partial(_fit, center), 3, memory=FEATURES,
     )  # fmt: skip

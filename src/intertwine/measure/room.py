@@ -15,6 +15,7 @@ from intertwine.features.layer import Layer
 from intertwine.measure.measure import FEATURES, PAIRS, Measure, every
 
 DOUBLE = 8  # bytes: measures work in float64
+WORK = 3  # matrices of a pair of layers: its products, their eigenvectors, and rows that stand for the samples
 SINGLE = 4  # bytes: Gram matrices of single precision
 
 
@@ -58,6 +59,16 @@ def streamed(first: Features, second: Features, policy: str) -> int:
     """Bytes of the products of features that are summed up batch by batch: each layer with itself, and all pairs."""
     a, b = ([_features(layer, policy) for layer in side.layers] for side in (first, second))
     return DOUBLE * (sum(d * d for d in a + b) + sum(a) * sum(b))
+
+
+def summarised(first: Features, second: Features, policy: str, baseline: bool) -> int:
+    """Bytes of the products that stand for all samples, and of the largest pair while it is compared.
+
+    With a baseline there are products of pairs in another order of samples too.
+    """
+    a, b = ([_features(layer, policy) for layer in side.layers] for side in (first, second))
+    pairs = (1 + int(baseline)) * sum(a) * sum(b)
+    return DOUBLE * (sum(d * d for d in a + b) + pairs + WORK * (max(a) + max(b)) ** 2)
 
 
 def check_room(needed: int, limit: float, what: str, advice: str) -> None:

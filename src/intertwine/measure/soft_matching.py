@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment, linprog
 from torch import Tensor
 
 from intertwine.errors import InputError, IntertwineError
-from intertwine.measure.measure import Measure, register
+from intertwine.measure.measure import FEATURES, Measure, register
 from intertwine.measure.procrustes import Columns, check_rows, columns, constant, without_dead
 from intertwine.measure.result import Alignment, Result
 from intertwine.shapes import Float
@@ -112,11 +112,12 @@ def soft_matching(score: str = "correlation") -> Measure:
         return Measure(
             "soft_matching", "distance", (0.0, inf), 0.0, frozenset({"permutation", "translation"}), reference,
             "soft matching distance between features", partial(columns, center=True, each=False), _distance,
-            positions=True, meets=True,
+            positions=True, meets=True, memory=FEATURES,
         )  # fmt: skip
     return Measure(
         "soft_matching", "similarity", (-1.0, 1.0), 1.0,
         frozenset({"permutation", "positive scales", "isotropic scale", "translation"}), reference,
         "mean correlation of features brought together by optimal transport",
         partial(columns, center=True, each=True), _correlate, positions=True, meets=True,
+        memory=FEATURES,
     )  # fmt: skip
