@@ -89,7 +89,7 @@ for state in data["states"]:
     model.load_state_dict(state)
     models.append(model.eval())
 start = time.perf_counter()
-matrix = compute_cka(*models, data["batches"], layers=data["layers"], progress=False)[0]
+matrix = compute_cka(*models, [data["batches"]], layers=data["layers"], progress=False)[0]
 print(json.dumps({"seconds": time.perf_counter() - start, "matrix": matrix.tolist()}))
 """
 
@@ -98,11 +98,11 @@ def layer_matrix(images: int, batch: int, peers: str | None) -> list[dict[str, A
     """Linear CKA of 18 layers of a ResNet-18 with 18 of another, with the forward passes alone as the floor."""
     data = it.zoo.data("cifar10")
     pixels = data.inputs(data.test_images[:images]).contiguous()
-    batches = list(pixels.split(batch))
+    batches = list(zip(pixels.split(batch), data.test_labels[:images].split(batch), strict=True))
     models = [initial(lambda: build("resnet18"), seed).eval() for seed in range(2)]
     layers = [*relu_paths(models[0]), "fc"]
     with torch.inference_mode():
-        floor, _ = timed(lambda: [model(x) for x in batches for model in models], 1)
+        floor, _ = timed(lambda: [model(x) for x, _ in batches for model in models], 1)
     rows = []
     for policy in ("pool", "channels"):
         seconds, found = timed(lambda how=policy: it.compare(*models, batches, layers=layers, policy=how), 1)
@@ -118,7 +118,7 @@ def layer_matrix(images: int, batch: int, peers: str | None) -> list[dict[str, A
     return rows
 
 
-def _layers_peer(python: str, models: list[Any], batches: list[Tensor], layers: list[str]) -> dict[str, Any]:
+def _layers_peer(python: str, models: list[Any], batches: list[tuple[Tensor, Tensor]], layers: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         states = [model.state_dict() for model in models]
         torch.save({"states": states, "build": build, "batches": batches, "layers": layers}, f"{folder}/data.pt")

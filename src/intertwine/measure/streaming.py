@@ -77,9 +77,19 @@ class StreamingCKA:
         if not self.samples:
             names = [(a, b) for a in first for b in second] if self._wanted is None else self._wanted
             self._pairs = {(a, b): _Sums(self._sides[0][a].shift, self._sides[1][b].shift) for a, b in names}
-        for (a, b), sums in self._pairs.items():
-            sums.take(*batches[0][a], *batches[1][b])
+        self._add(*batches)
         self.samples += count
+
+    def _add(self, first: dict[str, Taken], second: dict[str, Taken]) -> None:
+        """Each layer with all its partners in one product: many small ones would take several times as long."""
+        partners: dict[str, tuple[str, ...]] = {}
+        for a, b in self._pairs:
+            partners[a] = (*partners.get(a, ()), b)
+        joined = {names: torch.cat([second[b].wide for b in names], 1) for names in set(partners.values())}
+        for a, names in partners.items():
+            products = _product(first[a].wide, joined[names]).split([second[b].wide.shape[1] for b in names], 1)
+            for b, part in zip(names, products, strict=True):
+                self._pairs[a, b].add(part, first[a].lengths, second[b].lengths)
 
     def result(self, x: str = "x", y: str = "y", *, biased: bool = False, center: bool = True) -> Result:
         """CKA of one pair of layers over all samples so far; kernel alignment without centring.
@@ -138,6 +148,18 @@ def _layer(side: dict[str, _Layer], name: str, x: Representation) -> _Layer:
     return side[name]
 
 
+class Taken(NamedTuple):
+    """A batch of a layer, shifted and scaled: its features with the squared lengths of rows beside them, and these."""
+
+    wide: Tensor
+    lengths: Tensor
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    kind = torch.promote_types(x.dtype, y.dtype)
+    return x.to(kind).T @ y.to(kind)
+
+
 class _Layer:
     """What belongs to one layer: its shift and scale, sums over samples, and its products with itself."""
 
@@ -149,28 +171,35 @@ class _Layer:
         self.products = _Sums(self.shift, self.shift)
         self._own: dict[Form, tuple[float, float]] = {}
 
-    def take(self, given: Representation) -> tuple[Tensor, Tensor]:
-        """Add a batch; what it gives is shifted and scaled, with the squared lengths of its rows."""
-        x = self._scaled(given)
-        lengths = x.double().square().sum(1)
+    def take(self, given: Representation) -> Taken:
+        """Add a batch."""
+        wide = self._scaled(given)
+        x = wide[:, :-1]
+        lengths = torch.linalg.vector_norm(x, dim=1).double().square()
+        wide[:, -1] = lengths
         self.count += len(x)
-        self.features += x.sum(0, dtype=torch.float64)
+        self.features += x.sum(0).double()  # shifted, so that little is lost
         self.lengths += float(lengths.sum())
-        self.products.take(x, lengths, x, lengths)
+        self.products.add(_product(wide, wide), lengths, lengths)
         self._own.clear()
-        return x, lengths
+        return Taken(wide, lengths)
 
     def _scaled(self, given: Representation) -> Tensor:
+        """Shifted and scaled, with room for a column more: each pass over the samples counts."""
         values = given.flat.to(self.shift.dtype)
-        x = values - self.shift
-        self.low, self.high = torch.minimum(self.low, x.amin(0)), torch.maximum(self.high, x.amax(0))
-        self.size = torch.maximum(self.size, values.abs().amax(0))
-        largest = float(x.abs().max())
+        wide = values.new_empty(len(values), self.width + 1)
+        x = torch.sub(values, self.shift, out=wide[:, :-1])
+        low, high = x.amin(0), x.amax(0)
+        self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
+        self.size = torch.maximum(self.size, torch.maximum((low + self.shift).abs(), (high + self.shift).abs()))
+        largest = float(torch.maximum(-low, high).amax())
         if not self.scale and largest:  # until something varies, all sums are zero in any scale
             self.scale = 2.0 ** frexp(largest)[1]
         if largest > LARGE * self.scale:
-            x = x.double()
-        return x / self.scale if self.scale else x
+            wide = wide.double()
+        if self.scale:
+            wide[:, :-1] /= self.scale
+        return wide
 
     @property
     def mean(self) -> Float[Tensor, " features"]:
@@ -206,11 +235,11 @@ class _Sums:
         self.ay, self.bx = (torch.zeros_like(shift, dtype=torch.float64) for shift in (y, x))
         self.xy, self.ab = self.bx.new_zeros(len(x), len(y)), 0.0
 
-    def take(self, x: Tensor, a: Tensor, y: Tensor, b: Tensor) -> None:
-        kind = torch.promote_types(x.dtype, y.dtype)
-        self.xy += x.to(kind).T @ y.to(kind)
-        self.ay += a @ y.double()
-        self.bx += b @ x.double()
+    def add(self, products: Tensor, a: Tensor, b: Tensor) -> None:
+        """A batch: the product of [x a] and [y b]."""
+        self.xy += products[:-1, :-1]
+        self.ay += products[-1, :-1]
+        self.bx += products[:-1, -1]
         self.ab += float(a @ b)
 
     def inner(self, x: _Layer, y: _Layer, form: Form) -> tuple[float, float]:
