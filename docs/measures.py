@@ -30,9 +30,11 @@ COSTS = {
     "linear_cka": "6nd², one pass, d²", "linear_cka_biased": "6nd², one pass, d²", "rv": "6nd², one pass, d²",
     "kernel_alignment": "6nd², one pass, d²",
     "channel_cka": "6nd², d²", "rbf_cka": "4n²d, n²", "laplace_cka": "n²d, n²", "relu_cka": "2n²d, n²",
-    "orthogonal_procrustes": "2nd² + SVD(d), or SVD(n)", "permutation_procrustes": "2nd² + assignment(d)",
-    "relu_procrustes": "2nd² + assignment(d)", "soft_matching": "2nd² + transport(d)", "cca": "QR/SVD, nd²",
-    "svcca": "SVD, nd²", "pwcca": "SVD, nd²", "r2": "SVD, nd²", "rsa": "2n²d, n²", "mutual_knn": "2n²d, n²",
+    "orthogonal_procrustes": "2nd² + SVD(d), or SVD(n); one pass, d²",
+    "permutation_procrustes": "2nd² + assignment(d); one pass, d²",
+    "relu_procrustes": "2nd² + assignment(d); one pass, d²", "soft_matching": "2nd² + transport(d); one pass, d²",
+    "cca": "SVD, nd²; one pass, d²", "svcca": "SVD, nd²; one pass, d²", "pwcca": "SVD, nd²; one pass, d²",
+    "r2": "SVD, nd²; one pass, d²", "rsa": "2n²d, n²", "mutual_knn": "2n²d, n²",
 }  # fmt: skip
 #: What a survey of public packages (versions of 2022 to 2025, run or read) found; not measured again here.
 PEERS = {

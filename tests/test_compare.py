@@ -160,18 +160,22 @@ def test_what_does_not_fit_is_refused_before_a_second_batch_is_run() -> None:
     a, b, calls = net(0), net(1), []
     a.register_forward_pre_hook(lambda *_: calls.append(1))
     needed = 15 * 2 * (4 * 16 * 16 + 10) * (4 + 8)  # three batches, of which the first has 5 samples
-    text = "A comparison by cca with all samples in memory needs at least 0.000372 GB at once, and 0.000372 GB may be"
+    text = "A comparison by mutual_knn with all samples in memory needs at least 0.000372 GB at once, and 0.000372 GB"
     with pytest.raises(InputError, match=re.escape(text)) as caught:
-        it.compare(a, b, batches(), ["conv1", "fc"], ["cca", "rv"], memory=needed - 1)
-    assert "only what goes batch by batch: kernel_alignment, linear_cka, linear_cka_biased, rv." in str(caught.value)
+        it.compare(a, b, batches(), ["conv1", "fc"], ["mutual_knn", "rv"], memory=needed - 1)
+    names = "cca, kernel_alignment, linear_cka, linear_cka_biased, orthogonal_procrustes, permutation_procrustes, pwcca"
+    assert f"only what goes batch by batch: {names}, r2, relu_procrustes, rv, soft_matching, svcca." in str(
+        caught.value
+    )
     assert len(calls) == 1
-    assert it.compare(a, b, batches(), ["conv1", "fc"], ["cca"], memory=needed).first == ("conv1", "fc")
+    assert it.compare(a, b, batches(), ["conv1", "fc"], ["mutual_knn"], memory=needed).first == ("conv1", "fc")
+    assert it.compare(a, b, batches(), ["conv1", "fc"], ["cca"], memory=needed // 10).first == ("conv1", "fc")
     assert it.compare(a, b, batches(), ["conv1", "fc"], ["rv"], memory=8 * (2 * (16 + 100) + 14**2)).first
 
 
 def test_pooled_features_take_less() -> None:
-    found = it.compare(net(0), net(1), batches(), ["conv1"], ["cca"], "pool", memory=15 * 2 * 4 * (4 + 8))
-    plain = it.compare(net(0), net(1), batches(), ["conv1"], ["cca"], "pool")
+    found = it.compare(net(0), net(1), batches(), ["conv1"], ["mutual_knn"], "pool", memory=15 * 2 * 4 * (4 + 8))
+    plain = it.compare(net(0), net(1), batches(), ["conv1"], ["mutual_knn"], "pool")
     assert torch.equal(found.matrix(), plain.matrix())
 
 
@@ -195,7 +199,9 @@ def test_layers_that_are_too_wide_to_be_summed_up() -> None:
 
 
 def test_a_measure_says_what_it_holds() -> None:
-    assert {m.name for m in it.measures() if m.memory == "features"} == set(STREAMED)
+    moments = {"cca", "svcca", "pwcca", "r2", "soft_matching"}
+    moments |= {f"{group}_procrustes" for group in ("orthogonal", "permutation", "relu")}
+    assert {m.name for m in it.measures() if m.memory == "features"} == set(STREAMED) | moments
     pairs = {m.name for m in it.measures() if m.memory == "pairs of samples"}
     assert pairs == {"laplace_cka", "rbf_cka", "relu_cka", "rsa"}
 
