@@ -105,7 +105,9 @@ def layer_matrix(images: int, batch: int, peers: str | None) -> list[dict[str, A
         floor, _ = timed(lambda: [model(x) for x, _ in batches for model in models], 1)
     rows = []
     for policy in ("pool", "channels"):
-        seconds, found = timed(lambda how=policy: it.compare(*models, batches, layers=layers, policy=how), 1)
+        seconds, found = timed(
+            lambda how=policy: it.compare(models[0], models[1], batches, layers=layers, policy=how), 1
+        )
         matrix = found.matrix("linear_cka")
         rows.append({
             "what": f"18 × 18 layers, {images:,} images, {policy}", "seconds": seconds, "floor": "forward passes",
@@ -118,7 +120,9 @@ def layer_matrix(images: int, batch: int, peers: str | None) -> list[dict[str, A
     return rows
 
 
-def _layers_peer(python: str, models: list[Any], batches: list[tuple[Tensor, Tensor]], layers: list[str]) -> dict[str, Any]:
+def _layers_peer(
+    python: str, models: list[Any], batches: list[tuple[Tensor, Tensor]], layers: list[str]
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         states = [model.state_dict() for model in models]
         torch.save({"states": states, "build": build, "batches": batches, "layers": layers}, f"{folder}/data.pt")

@@ -323,7 +323,7 @@ def test_compare_goes_batch_by_batch(policy: str, monkeypatch: pytest.MonkeyPatc
     assert list(found.results) == list(expected.results)
     for key, result in expected.results.items():
         assert found.results[key].degenerate == result.degenerate
-        near = 1e-6 if key[0] in NAMES else 2e-5  # CKA takes its products in float32
+        near = 1e-6
         assert found.results[key].value == pytest.approx(result.value, abs=near), key
         assert found.results[key].notes == result.notes
         baselines = found.results[key].baseline, result.baseline

@@ -208,8 +208,8 @@ def resized(x: Tensor, sizes: Sequence[int]) -> Float[Tensor, "samples channels 
     tensor([[[2., 6.]]])
     """
     x = x if x.dim() > 2 else x.reshape(*x.shape, *[1] * len(sizes))
-    if len(sizes) == 2 and tuple(x.shape[2:]) != tuple(sizes):  # images: both axes at once
-        return functional.adaptive_avg_pool2d(_wide(x), tuple(sizes))
+    if len(sizes) == 2 and [*x.shape[2:]] != [*sizes]:  # images: both axes at once
+        return functional.adaptive_avg_pool2d(_wide(x), (sizes[0], sizes[1]))
     for axis, size in enumerate(sizes, 2):
         if x.shape[axis] != size:
             last = _wide(x).movedim(axis, -1)

@@ -23,6 +23,8 @@ from intertwine.shapes import Float
 ROTATIONS = frozenset({"permutation", "signs", "orthogonal", "isotropic scale", "translation"})
 #: Entries down to this and up to its inverse can be multiplied, squared and summed in single precision.
 SMALLEST = 2.0**-12
+#: Up to this width libraries sum a product in single precision one row after another, and lose half of the digits.
+NARROW = 16
 #: Features or samples at which a symmetric product is no longer cut in halves, and the widest part of one.
 BLOCK, WIDEST = 512, 2048
 ZERO = "zero everywhere"
@@ -80,12 +82,20 @@ def _squared_product(x: Tensor, y: Tensor) -> float:
     n, p, q = len(x), x.shape[1], y.shape[1]
     if p * q > n * (p + q) / 2:
         pairs = _halves(0, n)
-        products = ((x[i] @ x[j].T).mul_(y[i] @ y[j].T).sum(dtype=torch.float64) * times for i, j, times in pairs)
+        grams = ((product(x[i].T, x[j].T), product(y[i].T, y[j].T), times) for i, j, times in pairs)
+        products = (first.mul_(second).sum(dtype=torch.float64) * times for first, second, times in grams)
     elif x is y:
-        products = (_square(x[:, i].T @ x[:, j]) * times for i, j, times in _halves(0, p))
+        products = (_square(product(x[:, i], x[:, j])) * times for i, j, times in _halves(0, p))
     else:
-        products = (_square(x.T @ y[:, j]) for j in _parts(0, q))
+        products = (_square(product(x, y[:, j])) for j in _parts(0, q))
     return sum(map(float, products))
+
+
+def product(x: Float[Tensor, "rows p"], y: Float[Tensor, "rows q"]) -> Float[Tensor, "p q"]:
+    """xᵀy in the better precision of the two; a narrow one in float64, where it costs little."""
+    kind = torch.promote_types(x.dtype, y.dtype)
+    kind = torch.float64 if min(x.shape[1], y.shape[1]) <= NARROW else kind
+    return x.to(kind).T @ y.to(kind)
 
 
 def _parts(start: int, stop: int) -> list[slice]:

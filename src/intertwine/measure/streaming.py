@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
+from intertwine.measure.cka import product
 from intertwine.measure.hsic import FLAT
 from intertwine.measure.measure import degenerate
 from intertwine.measure.representation import STILL, Representation, represent
@@ -87,7 +88,7 @@ class StreamingCKA:
             partners[a] = (*partners.get(a, ()), b)
         joined = {names: torch.cat([second[b].wide for b in names], 1) for names in set(partners.values())}
         for a, names in partners.items():
-            products = _product(first[a].wide, joined[names]).split([second[b].wide.shape[1] for b in names], 1)
+            products = product(first[a].wide, joined[names]).split([second[b].wide.shape[1] for b in names], 1)
             for b, part in zip(names, products, strict=True):
                 self._pairs[a, b].add(part, first[a].lengths, second[b].lengths)
 
@@ -155,11 +156,6 @@ class Taken(NamedTuple):
     lengths: Tensor
 
 
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    kind = torch.promote_types(x.dtype, y.dtype)
-    return x.to(kind).T @ y.to(kind)
-
-
 class _Layer:
     """What belongs to one layer: its shift and scale, sums over samples, and its products with itself."""
 
@@ -180,7 +176,7 @@ class _Layer:
         self.count += len(x)
         self.features += x.sum(0).double()  # shifted, so that little is lost
         self.lengths += float(lengths.sum())
-        self.products.add(_product(wide, wide), lengths, lengths)
+        self.products.add(product(wide, wide), lengths, lengths)
         self._own.clear()
         return Taken(wide, lengths)
 
