@@ -20,8 +20,12 @@ def test_the_table_is_what_the_code_declares() -> None:
 
 def test_the_times_are_what_was_measured() -> None:
     bench = script("measure", DOCS.parent / "bench")
-    rows = json.loads(bench.RESULTS.read_text(encoding="utf-8"))["rows"]
-    assert bench.page(rows) in PAGE, "write the table of `python bench/measure.py` into docs/measures.md"
+    results = json.loads(bench.RESULTS.read_text(encoding="utf-8"))
+    table = bench.page(results["rows"] + results["layers"])
+    assert table in PAGE, "write the table of `python bench/measure.py page` into docs/measures.md"
+    gpu = script("measure_gpu", DOCS.parent / "bench")
+    table = gpu.page(json.loads(gpu.RESULTS.read_text(encoding="utf-8")))
+    assert table in PAGE, "write the table of `python bench/measure_gpu.py` into docs/measures.md"
 
 
 def test_the_examples_run() -> None:
