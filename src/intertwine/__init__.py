@@ -14,10 +14,13 @@ from intertwine.version import VERSION
 
 if TYPE_CHECKING:
     from intertwine import zoo as zoo
+    from intertwine.align.align import align as align
     from intertwine.canonical.canonicalize import canonicalize as canonicalize
     from intertwine.canonical.equivalence import equivalent as equivalent
     from intertwine.canonical.fingerprint import fingerprint as fingerprint
     from intertwine.canonical.naturality import naturality as naturality
+    from intertwine.connect.barrier import barrier as barrier
+    from intertwine.connect.interpolation import interpolate as interpolate
     from intertwine.errors import CaptureError as CaptureError
     from intertwine.errors import InputError as InputError
     from intertwine.errors import IntertwineError as IntertwineError
@@ -42,9 +45,12 @@ _HOMES = {
     "MismatchError": "errors",
     "RuleError": "errors",
     "canonicalize": "canonical.canonicalize",
+    "align": "align.align",
     "equivalent": "canonical.equivalence",
     "fingerprint": "canonical.fingerprint",
     "naturality": "canonical.naturality",
+    "barrier": "connect.barrier",
+    "interpolate": "connect.interpolation",
     "features": "features.features",
     "rule": "graph.registry",
     "calibrate": "measure.calibrate",

@@ -1,0 +1,117 @@
+"""`align`: move one network onto another by an element of their symmetry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from intertwine.align.alignment import Alignment, WirePart
+from intertwine.align.objective import counted
+from intertwine.align.pair import Pair
+from intertwine.align.scale_aware import solve_scale_aware
+from intertwine.align.starts import Problem
+from intertwine.align.weights import solve_weights
+from intertwine.canonical.blocks import weights_of
+from intertwine.canonical.equivalence import check_same_architecture
+from intertwine.errors import InputError, did_you_mean
+from intertwine.symmetry.symmetry import Symmetry
+from intertwine.symmetry.symmetry import symmetry as find_symmetry
+
+SOLVERS: dict[str, Callable[..., Any]] = {"weights": solve_weights, "scale-aware": solve_scale_aware}
+
+
+def align(
+    a: nn.Module,
+    b: nn.Module,
+    *example_args: Any,
+    method: str = "weights",
+    seed: int = 0,
+    starts: int = 3,
+    wires: Sequence[str] | None = None,
+    buffers: bool = False,
+    sweeps: int = 100,
+    symmetry: Symmetry | None = None,
+    **example_kwargs: Any,
+) -> Alignment:
+    """Move network b as near to network a as its symmetry allows, without changing its function.
+
+    Every method lowers the same objective, the squared distance Σ ‖A − g·B‖² over the tensors that wires act on, and no
+    step that raises it is kept.
+
+    Args:
+        a, b: two networks of one architecture. *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`.
+        method: "weights" (permutations) or "scale-aware" (permutations, positive scales and signs; never worse).
+        seed: of the order of wires and of random starts. starts: how many starts are tried, the best is kept: the
+            identity, the way between canonical forms, paired units, then random elements.
+        wires: names of the only wires to move; all of them by default. buffers: count batch statistics too.
+        sweeps: the most times that descent visits every wire from one start.
+        symmetry: the symmetry of the architecture where it is already known; both models are then trusted to be of it.
+
+    Returns:
+        An `Alignment`: `.model` (b moved onto a), `.element`, `.before`, `.after`, `.history`, `.per_wire`.
+
+    Raises:
+        MismatchError: the networks are of different architectures. InputError: an unknown method or wire, or a network
+        on which nothing acts.
+
+    Example:
+        >>> import torch, intertwine
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> sym = intertwine.symmetry(model, torch.zeros(1, 3))
+        >>> twin = sym.act(sym.random(seed=1), model)
+        >>> found = intertwine.align(model, twin, torch.zeros(1, 3), method="scale-aware")
+        >>> found.before > 1, found.after
+        (True, 0.0)
+    """
+    if method not in SOLVERS:
+        known = ", ".join(map(repr, SOLVERS))
+        raise InputError(f"There is no method {method!r}. {did_you_mean(method, SOLVERS)}Choose one of {known}.")
+    _check_count("starts", starts)
+    _check_count("sweeps", sweeps)
+    found = symmetry
+    if found is None:
+        found = find_symmetry(a, *example_args, **example_kwargs)
+        check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
+    chosen = _chosen_wires(found, wires, method)
+    problem = Problem(found, weights_of(found, a), weights_of(found, b), tuple(chosen))
+    left, right = counted(found, a, problem.a, buffers), counted(found, b, problem.b, buffers)
+    pair = Pair(found, left, right, chosen.values())
+    before, parts_before = pair.objective, [pair.part(s) for s in range(len(found.wires))]
+    element, history = SOLVERS[method](problem, pair, starts, seed, sweeps)
+    parts = zip(found.wires, parts_before, strict=True)
+    per_wire = tuple(WirePart(wire.name, x, pair.part(s)) for s, (wire, x) in enumerate(parts))
+    return Alignment(found.act(element, b), element, method, before, pair.objective, tuple(history), per_wire, found)
+
+
+def _check_count(name: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{name}={value} was asked for; at least one is needed. Leave it out for the default.")
+
+
+def _chosen_wires(symmetry: Symmetry, wires: Sequence[str] | None, method: str) -> dict[str, int]:
+    """Name → strand of the wires that may move, under a method that can move them."""
+    names = [w.name for w in symmetry.wires]
+    for name in wires if wires is not None else ():
+        if name not in names:
+            raise InputError(
+                f"There is no wire {name!r} to align. {did_you_mean(name, names)}The wires: {', '.join(names[:20])}"
+                f"{' …' if len(names) > 20 else ''}."
+            )
+    matrices = [s.name for s in symmetry.strands if s.matrix]
+    if matrices:
+        raise InputError(
+            f"The symmetry lets whole matrices act on {matrices[0]!r}; {method!r} aligns by permutations, scales and "
+            "signs. Pass the symmetry without continuous=True."
+        )
+    able = [w.group.permutes or (method != "weights" and not w.group.trivial) for w in symmetry.wires]
+    wanted = names if wires is None else wires
+    chosen = {n: i for i, n in enumerate(names) if able[i] and n in wanted}
+    if not chosen:
+        what = "this network" if wires is None else f"the wires {', '.join(map(repr, wires))}"
+        raise InputError(
+            f"There is nothing to align: no wire of {what} can be moved by {method!r}. Look at "
+            "intertwine.symmetry(model, …).frozen for the reasons, axis by axis."
+        )
+    return chosen

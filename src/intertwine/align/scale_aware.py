@@ -1,0 +1,100 @@
+"""Solver `scale-aware`: permutations, positive scales and signs together, without data.
+
+Units are matched where scales cannot mislead, with both networks in their normal form of scales; from there, and from
+the result of `weights`, orders, signs and scales are improved in turn on the objective itself. The better one is
+kept, so the result is never worse than that of `weights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from intertwine.align.assignment import assign
+from intertwine.align.descent import Step, descend
+from intertwine.align.pair import Pair
+from intertwine.align.scales import rescale
+from intertwine.align.starts import Problem, permutations_of, scales_of
+from intertwine.align.weights import solve_weights
+from intertwine.canonical.blocks import moved, pieces
+from intertwine.canonical.gauge import ScaleGauge
+from intertwine.symmetry.element import Element
+
+#: A sweep that lowers the objective by less than this share of it is the last.
+LEAST_GAIN = 1e-5
+#: Squared distances below this share of the squared length are taken for rounding.
+ROUNDING = 1e-12
+ROUNDS = 2  # of order and scale on one wire before the next one has its turn
+
+
+def solve_scale_aware(problem: Problem, pair: Pair, starts: int, seed: int, sweeps: int) -> tuple[Element, list[Step]]:
+    """The best element found, and every step on the objective; the pair is left at that element."""
+    generator = torch.Generator().manual_seed(seed)
+    equal = pair.unmoved + ROUNDING * _size(pair)
+    canonical = problem.between_forms().only(*problem.wires)
+    best = min((_reached(pair, element) for element in (permutations_of(canonical), canonical)), key=lambda x: x[0])
+    if best[0] <= equal:  # the networks are of one orbit
+        pair.start_at(best[1])
+        return best[1], [Step("canonical", 0, "", best[0])]
+    plain, history = solve_weights(problem, pair, starts, seed, sweeps)
+    best = pair.objective, plain
+    ways: dict[str, Callable[[], Element]] = {
+        "canonical": lambda: canonical,
+        "normal scales": lambda: _matched_in_normal_form(problem, pair, starts, seed, sweeps),
+        "weights": lambda: plain,
+    }
+    for name, make in ways.items():
+        if best[0] <= equal:
+            break  # nothing is nearer than equal, but for rounding
+        pair.start_at(make())
+        history += descend(pair, _visit, name, generator, sweeps, LEAST_GAIN)
+        if pair.objective < best[0]:
+            best = pair.objective, pair.element
+    pair.start_at(best[1])
+    return best[1], history
+
+
+def _reached(pair: Pair, element: Element) -> tuple[float, Element]:
+    pair.start_at(element)
+    return pair.objective, element
+
+
+def _size(pair: Pair) -> float:
+    """The squared length of a."""
+    return sum(float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2 for x in pair.a)
+
+
+def _visit(pair: Pair, s: int) -> bool:
+    """Order and signs, then scales, until the order stays."""
+    moved_at_all = False
+    for _ in range(ROUNDS):
+        ordered = assign(pair, s, signs=True)
+        scaled = rescale(pair, s)
+        moved_at_all |= ordered or scaled
+        if not scaled:
+            break
+    return moved_at_all
+
+
+def _matched_in_normal_form(problem: Problem, pair: Pair, starts: int, seed: int, sweeps: int) -> Element:
+    """Orders and signs found with all scales normalised; then scales of b that have the lengths of a."""
+    cuts = [pieces(pair.symmetry, weights, copy=True) for weights in (pair.weights_a, pair.weights_b)]
+    here, there = (scales_of(pair, ScaleGauge(cut).run()).only(*problem.wires) for cut in cuts)
+    normal = Pair(
+        pair.symmetry,
+        moved(pair.symmetry, here, pair.weights_a),
+        moved(pair.symmetry, there, pair.weights_b),
+        pair.movable,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    found: tuple[float, Element] | None = None
+    for name, element in problem.starts(starts, seed):
+        normal.start_at(permutations_of(element, "sign"))
+        descend(normal, lambda p, s: assign(p, s, signs=True), name, generator, sweeps)
+        if found is None or normal.objective < found[0]:
+            found = normal.objective, normal.element
+        if found[0] <= normal.unmoved + ROUNDING * _size(normal):
+            break
+    assert found is not None
+    return here.inverse() @ found[1] @ there

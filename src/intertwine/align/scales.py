@@ -1,0 +1,144 @@
+"""The best positive scales of one strand, all else held still.
+
+With one scale t = ln s per unit, the objective is Σ_p N_p e^{2pt} − 2 C_p e^{pt}. Here p runs over the exponents with
+which the scale enters (+1 where a unit is written, −1 where it is read), N_p is the squared length of B's slices there
+and C_p their inner product with A's. There may be two minima, so Newton's method has several starts, the best is kept.
+
+Where a scale enters on one side only (weights before a batch norm), this would shrink weights of unlike units towards
+zero, which changes no function and brings no networks together. There the length stays between those of A and B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from intertwine.align.pair import Pair
+from intertwine.shapes import Float
+from intertwine.symmetry.element import identity_move
+
+FINEST = 1e-9  # a change of ln s that is worth a step
+LEAST_GAIN = 1e-7  # a fall of the objective, as a share of it, that is worth a step
+STEPS = 60  # of Newton's method, each at most one unit of ln s long
+SHORTER = 4  # how often a step that does not lower the objective is halved
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the objective of one scale per unit is made of, for one exponent."""
+
+    inner: Float[Tensor, "*units"]  # C: ⟨a, b⟩
+    length_a: Float[Tensor, "*units"]  # ‖a‖²
+    length_b: Float[Tensor, "*units"]  # N: ‖b‖²
+
+    def __add__(self, other: Terms) -> Terms:
+        return Terms(self.inner + other.inner, self.length_a + other.length_a, self.length_b + other.length_b)
+
+
+def rescale(pair: Pair, s: int) -> bool:
+    """Give every unit of a strand its best scales, one kind of scale after the other; whether anything moved."""
+    moved = [_rescale_one(pair, s, k) for k in range(pair.strands[s].scales)]
+    return any(moved)
+
+
+def _rescale_one(pair: Pair, s: int, k: int) -> bool:
+    move = identity_move(pair.strands, s)
+    assert move.scale is not None
+    terms = _terms(pair, s, k)
+    if not terms:
+        return False
+    step = best_log_scale(terms).reshape(move.scale.shape[1:])
+    for _ in range(SHORTER if s in pair.around[s] else 1):
+        if not bool((step.abs() > FINEST).any()):
+            return False
+        scale = move.scale.clone()
+        scale[k] = step.exp()
+        if pair.step({s: replace(move, scale=scale)}, LEAST_GAIN):
+            return True
+        step = step / 2  # a strand that enters one block twice is judged by its slope only
+    return False
+
+
+def _terms(pair: Pair, s: int, k: int) -> dict[float, Terms]:
+    """Exponent → its terms, for the k-th scale of a strand."""
+    found: dict[float, Terms] = {}
+    for place in pair.places[s]:
+        power = place.leaf.power[k]
+        if power:
+            terms = Terms(*_lengths(pair.rows_of_a(place), pair.rows_of_b(place)))
+            found[power] = found[power] + terms if power in found else terms
+    return found
+
+
+def _lengths(a: Tensor, b: Tensor) -> list[Float[Tensor, "copies n"]]:
+    """⟨a, b⟩, ‖a‖² and ‖b‖² of every row, accumulated in double precision."""
+    squares = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64).square() for x in (a, b)]
+    return [x.cpu() for x in ((a * b).sum(-1, dtype=torch.float64), *squares)]
+
+
+def best_log_scale(terms: Mapping[float, Terms]) -> Float[Tensor, "*units"]:
+    """ln of the scale that minimises the objective of every unit; 0 for units on which nothing depends."""
+    sides = [[t.length_b > 0 for p, t in terms.items() if p * side > 0] for side in (-1, 1)]
+    none = torch.zeros_like(next(iter(terms.values())).inner, dtype=torch.bool)
+    below, above = (torch.stack([none, *side]).any(0) for side in sides)
+    both = below & above
+    found = torch.zeros(none.shape, dtype=torch.float64)
+    if bool(both.any()):
+        found = torch.where(both, _minimise(terms, _starts(terms)), found)
+    if bool((below ^ above).any()):
+        found = torch.where(below ^ above, _between_lengths(terms), found)
+    return found
+
+
+def _starts(terms: Mapping[float, Terms]) -> list[Tensor]:
+    """Stay as it is; what each exponent alone would have, by inner products and by lengths; where B is balanced."""
+    zero = torch.zeros_like(next(iter(terms.values())).inner)
+    starts = [zero]
+    for power, t in terms.items():
+        starts.append(_log_ratio(t.inner, t.length_b) / power)
+        starts.append(_log_ratio(t.length_a, t.length_b) / (2 * power))
+    alone = {p: replace(t, inner=zero) for p, t in terms.items()}
+    return [*starts, _newton(alone, zero[None])[0]]
+
+
+def _log_ratio(x: Tensor, y: Tensor) -> Tensor:
+    """ln x / y; 0 where either is not positive."""
+    there = (x > 0) & (y > 0)
+    return (torch.where(there, x, 1.0) / torch.where(there, y, 1.0)).log()
+
+
+def _minimise(terms: Mapping[float, Terms], starts: list[Tensor]) -> Tensor:
+    ends = torch.cat([starts[0][None], _newton(terms, torch.stack(starts))])
+    values = sum(
+        (x.length_b * (2 * p * ends).exp() - 2 * x.inner * (p * ends).exp() for p, x in terms.items()), 0 * ends
+    )
+    return ends.gather(0, values.argmin(0, keepdim=True))[0]
+
+
+def _newton(terms: Mapping[float, Terms], t: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
+    """Stationary points near t. Where the curve bends the wrong way the step follows the slope, with its size held."""
+    for _ in range(STEPS):
+        slope, bend = torch.zeros_like(t), torch.zeros_like(t)
+        for p, x in terms.items():
+            once = (p * t).exp()
+            long, short = x.length_b * once.square(), x.inner * once
+            slope += (2 * p) * (long - short)
+            bend += (2 * p * p) * (2 * long - short)
+        step = torch.where(bend != 0, slope / bend.abs(), 0.0).clamp(-1.0, 1.0)
+        t = (t - step).clamp(-60.0, 60.0)
+        if not bool((step.abs() > 1e-12).any()):
+            break
+    return t
+
+
+def _between_lengths(terms: Mapping[float, Terms]) -> Tensor:
+    """For units with a scale on one side only: the best scale with which lengths stay between those of A and B."""
+    alike = {p: replace(x, inner=(x.length_a * x.length_b).sqrt()) for p, x in terms.items()}
+    same = _minimise(alike, _starts(alike))
+    best = _minimise(terms, [torch.zeros_like(same), same])
+    inside = torch.minimum(torch.maximum(best, same.clamp(max=0.0)), same.clamp(min=0.0))
+    measured = torch.stack([(x.length_a > 0) & (x.length_b > 0) for x in terms.values()]).any(0)
+    return torch.where(measured, inside, 0.0)

@@ -1,0 +1,60 @@
+"""Starts: elements from which descent begins.
+
+Descent over wires ends in the nearest place where no single wire can do better, which depends on where it began.
+Networks of one orbit have one canonical form, so the element between two forms is the answer for them, and a
+start for others; pairing units by lengths and distances does the same through noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from intertwine.align.pair import Pair
+from intertwine.canonical.canonicalize import canonical_element
+from intertwine.canonical.matching import match
+from intertwine.symmetry.element import Element, identity_move
+from intertwine.symmetry.symmetry import Symmetry
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Two networks' weights, all that the functions read, and the wires that may move."""
+
+    symmetry: Symmetry
+    a: Mapping[str, Tensor]
+    b: Mapping[str, Tensor]
+    wires: tuple[str, ...]
+
+    def starts(self, count: int, seed: int) -> Iterator[tuple[str, Element]]:
+        """(name, element): the identity, the way between canonical forms, paired units, then random elements."""
+        ways: list[tuple[str, Callable[[], Element]]] = [
+            ("identity", self.symmetry.identity),
+            ("canonical", self.between_forms),
+            ("paired", lambda: match(self.symmetry, self.a, self.b)),
+        ]
+        drawn = [(f"random {i}", lambda i=i: self.symmetry.random(seed + i)) for i in range(max(count - len(ways), 0))]
+        for name, make in [*ways, *drawn][:count]:
+            yield name, make().only(*self.wires)
+
+    def between_forms(self) -> Element:
+        """The element that takes b to a where both are of one orbit."""
+        forms = [canonical_element(self.symmetry, weights)[0] for weights in (self.a, self.b)]
+        return forms[0].inverse() @ forms[1]
+
+
+def permutations_of(element: Element, *kept: str) -> Element:
+    """The permutations of an element and the other parts that are kept ("sign"), without the rest."""
+    moves = {}
+    for i, move in element.moves.items():
+        parts = {name: part for name, part in move.items() if name in ("permutation", *kept)}
+        moves[i] = replace(identity_move(element.strands, i), **parts)
+    return replace(element, moves=moves)
+
+
+def scales_of(pair: Pair, scales: Mapping[int, Tensor]) -> Element:
+    """The element of some scales on strands."""
+    identity = pair.symmetry.identity()
+    return replace(identity, moves={i: replace(m, scale=scales.get(i, m.scale)) for i, m in identity.moves.items()})

@@ -1,0 +1,180 @@
+"""`barrier`: how much worse the networks between two networks are than the two themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from intertwine.connect.evaluation import Scores, evaluate
+from intertwine.connect.interpolation import path_between
+from intertwine.connect.scoring import Loss
+from intertwine.connect.statistics import reset_along
+from intertwine.errors import InputError
+from intertwine.features.fingerprint import Fingerprint
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Barrier:
+    """What `barrier` found.
+
+    Attributes:
+        ts: the points, 0 is the first network and 1 the second. loss: the mean loss at each.
+        error: the fraction of wrong answers at each; None where the targets are no classes.
+        data: fingerprint of the data the loss was taken on. reset_data: of the data for the statistics, where given.
+        without_reset: the same line with mixed instead of estimated statistics, where statistics were reset.
+    """
+
+    ts: tuple[float, ...]
+    loss: tuple[float, ...]
+    error: tuple[float, ...] | None
+    data: Fingerprint
+    reset_data: Fingerprint | None = None
+    without_reset: Barrier | None = field(default=None, repr=False)
+
+    @property
+    def loss_barrier(self) -> float:
+        """max over t of L(t) − ((1 − t)·L(0) + t·L(1)).
+
+        Over the points between: at the ends it is 0 by definition, and would hide a line that lies below throughout.
+        """
+        return max(self.excess(self.loss)[1:-1])
+
+    @property
+    def error_barrier(self) -> float | None:
+        """The same for the error, as a fraction: 0.16 is sixteen points of accuracy."""
+        return None if self.error is None else max(self.excess(self.error)[1:-1])
+
+    @property
+    def worst(self) -> float:
+        """The t between the ends at which the loss is highest above the line between the ends."""
+        between = self.excess(self.loss)[1:-1]
+        return self.ts[1 + between.index(max(between))]
+
+    def excess(self, values: Sequence[float]) -> tuple[float, ...]:
+        """How far each value lies above the straight line between the first and the last; below is negative."""
+        first, last = values[0], values[-1]
+        return tuple(value - ((1 - t) * first + t * last) for t, value in zip(self.ts, values, strict=True))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per point, as plain data; with statistics reset, the values without reset stand beside."""
+        columns = self._columns()
+        return [
+            {"t": t} | {name: values[i] if values is not None else None for name, values in columns.items()}
+            for i, t in enumerate(self.ts)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "ts": list(self.ts),
+            "loss": list(self.loss),
+            "error": None if self.error is None else list(self.error),
+            "loss_barrier": self.loss_barrier,
+            "error_barrier": self.error_barrier,
+            "data": self.data.to_dict(),
+            "reset_data": None if self.reset_data is None else self.reset_data.to_dict(),
+            "without_reset": None if self.without_reset is None else self.without_reset.to_dict(),
+        }
+
+    def plot(self) -> Figure:
+        """The loss, and the error where there is one, along the line."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise InputError(
+                "A plot was asked for, but matplotlib is not installed: pip install 'intertwine[plot]'."
+            ) from error
+        kinds = ["loss"] if self.error is None else ["loss", "error"]
+        figure = Figure(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
+        for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+            for name, values in self._columns().items():
+                if name.startswith(kind) and values is not None:
+                    axes.plot(self.ts, values, "--" if name.endswith("without_reset") else "-", label=self._label(name))
+            axes.set_xlabel("t: from the first network (0) to the second (1)", fontsize=8)
+            axes.set_title(f"{kind}, {self.data.samples:,} samples", fontsize=9)
+            axes.legend(fontsize=7)
+        return figure
+
+    def __repr__(self) -> str:
+        found = [f"{len(self.ts)} points on {self.data.samples:,} samples", self._words()]
+        if self.without_reset is not None and self.reset_data is not None:
+            found[1] += f" with statistics reset on {self.reset_data.samples:,} samples"
+            found.append(f"without reset {self.without_reset._words()}")
+        return f"Barrier({'; '.join(found)})"
+
+    def _words(self) -> str:
+        error = "" if self.error_barrier is None else f", error barrier {self.error_barrier:.4f}"
+        return f"loss barrier {self.loss_barrier:.4g} at t = {self.worst:.3g}{error}"
+
+    def _label(self, column: str) -> str:
+        if self.without_reset is None:
+            return column
+        return "mixed statistics" if column.endswith("without_reset") else "statistics reset"
+
+    def _columns(self) -> dict[str, tuple[float, ...] | None]:
+        columns = {"loss": self.loss, "error": self.error}
+        if self.without_reset is not None:
+            plain = self.without_reset
+            columns |= {"loss_without_reset": plain.loss, "error_without_reset": plain.error}
+        return columns
+
+
+def barrier(
+    a: nn.Module,
+    b: nn.Module,
+    data: Any,
+    points: int = 25,
+    reset_statistics: Any = None,
+    *,
+    loss: Loss | None = None,
+    memory: float | int = 1.0,
+) -> Barrier:
+    """The loss and the error along the straight line from a to b, and how far they rise above the line of the ends.
+
+    Args:
+        a, b: two networks of one architecture; neither is changed. They are evaluated in evaluation mode.
+        data: batches of (inputs, targets), read once.
+        points: how many networks to evaluate, both ends included; an odd number has the middle among them.
+        reset_statistics: batches on which BatchNorm statistics are estimated again, at every point and both ends. The
+            result then also holds the line without: the two are different experiments.
+        loss: a function of (outputs, targets) that gives one number, or one per sample. Cross-entropy where None, with
+            classes on the second axis as torch has them, or on the last.
+        memory: GiB of weights and features for points that run at once.
+
+    Returns:
+        A `Barrier`: `.loss` and `.error` per point, `.loss_barrier`, `.error_barrier` (fractions), `.plot()`.
+
+    Raises:
+        MismatchError: the networks differ in more than their weights. InputError: no data, a batch that is not
+            (inputs, targets), a loss that is not finite, statistics to reset in a network without BatchNorm.
+
+    Example:
+        >>> import torch, intertwine
+        >>> a, b = (torch.nn.Linear(2, 2) for _ in range(2))
+        >>> data = [(torch.randn(32, 2), torch.randint(2, (32,)))]
+        >>> found = intertwine.barrier(a, b, data, points=5)
+        >>> found.loss_barrier < 0  # the loss is convex in the weights of one linear layer
+        True
+    """
+    if isinstance(points, bool) or points < 3:
+        raise InputError(f"points must be at least 3: both ends and something between; found {points}.")
+    path = path_between(a, b, torch.linspace(0, 1, points, dtype=torch.float64).tolist())
+    if reset_statistics is None:
+        (scores,) = evaluate([path], data, loss, memory)
+        return _made(path.ts, scores)
+    again, reset_data = reset_along(path, reset_statistics)
+    plain, scores = evaluate([path, again], data, loss, memory)
+    return _made(path.ts, scores, reset_data, _made(path.ts, plain))
+
+
+def _made(
+    ts: tuple[float, ...], scores: Scores, reset_data: Fingerprint | None = None, without_reset: Barrier | None = None
+) -> Barrier:
+    return Barrier(ts, scores.loss, scores.error, scores.data, reset_data, without_reset)

@@ -1,0 +1,158 @@
+"""Mean loss and error at many points of a path, in one reading of the data: all points at once, or one by one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
+
+from intertwine.connect.interpolation import Path
+from intertwine.connect.labelled import Labelled, labelled
+from intertwine.connect.scoring import Loss, score
+from intertwine.errors import InputError
+from intertwine.features.capture import evaluating
+from intertwine.features.fingerprint import Fingerprint, Hasher
+
+GIB = 2**30
+#: Tensors of the size of the widest layer that live at once in a forward: input, output, a shortcut, a copy to work on.
+ALIVE = 4
+#: What torch raises where a network cannot be run for many weights at once; a real mistake raises again one by one.
+REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, UserWarning, AttributeError)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Mean loss and fraction of wrong answers at every point; error is None where the targets are no classes."""
+
+    loss: tuple[float, ...]
+    error: tuple[float, ...] | None
+    data: Fingerprint
+
+
+def evaluate(paths: Sequence[Path], data: Any, loss: Loss | None = None, memory: float | int = 1.0) -> list[Scores]:
+    """The loss and the error at every point of some paths, networks in evaluation mode.
+
+    The data is read once for all paths. Points run together in groups that fit into `memory` (GiB of weights and
+    features), or one after another where the network does not allow it or where that is quicker: convolutions on a CPU.
+
+    Args:
+        paths: of one architecture. data: batches of (inputs, targets). loss: of (outputs, targets); cross-entropy where
+            None.
+
+    Example:
+        >>> import torch
+        >>> from intertwine.connect.interpolation import path_between
+        >>> a = torch.nn.Linear(3, 2)
+        >>> data = [(torch.randn(8, 3), torch.zeros(8).long())]
+        >>> (scores,) = evaluate([path_between(a, a, [0.0, 0.5, 1.0])], data)
+        >>> scores.loss[0] == scores.loss[1]
+        True
+    """
+    hasher, network = Hasher(), paths[0].scratch
+    totals: list[Tensor] = []
+    group = None
+    with ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(evaluating(path.scratch))
+        for batch in labelled(data, network, hasher):
+            group = _group_size(paths[0], batch, memory) if group is None else group
+            found = []
+            for path in paths:
+                scores, group = _batch(path, batch, loss, group)
+                found.append(scores)
+            totals = [old + new for old, new in zip(totals, found, strict=True)] if totals else found
+    return [_scores(path, total.cpu(), hasher.fingerprint) for path, total in zip(paths, totals, strict=True)]
+
+
+def _scores(path: Path, totals: Tensor, data: Fingerprint) -> Scores:
+    total, weight, wrong, answers = totals.unbind(1)
+    if not bool((weight > 0).all()):
+        raise InputError("Every target of the data is marked as ignored (-100), so there is no loss to average.")
+    loss = total / weight
+    bad = [t for t, value in zip(path.ts, loss.tolist(), strict=True) if not abs(value) < torch.inf]
+    if bad:
+        raise InputError(
+            f"The loss is not finite at {len(bad)} of {len(path.ts)} points, first at t = {bad[0]:.4g}, so there is no "
+            "barrier. At t = 0 or 1, look for weights, inputs or targets that are not finite; between, the mixed "
+            "network overflows: align the networks or reset the statistics first."
+        )
+    error = tuple((wrong / answers).tolist()) if bool((answers > 0).all()) else None
+    return Scores(tuple(loss.tolist()), error, data)
+
+
+# -- one batch ---------------------------------------------------------------------------------------------------------
+
+
+def _batch(path: Path, batch: Labelled, loss: Loss | None, group: int) -> tuple[Tensor, int]:
+    """The scores of all points on one batch, and how many points to run together from now on."""
+    points = range(len(path.ts))
+    if group > 1:
+        try:
+            groups = [points[i : i + group] for i in range(0, len(points), group)]
+            return torch.cat([_together(path, batch, loss, some) for some in groups]), group
+        except REFUSALS:
+            pass  # run one by one; a mistake in the network or the data is raised there
+    return torch.stack([_alone(path, batch, loss, point) for point in points]), 1
+
+
+def _alone(path: Path, batch: Labelled, loss: Loss | None, point: int) -> Tensor:
+    args, kwargs = batch.call
+    return score(path.network(point)(*args, **kwargs), batch.targets, batch.samples, loss)
+
+
+def _together(path: Path, batch: Labelled, loss: Loss | None, points: Sequence[int]) -> Tensor:
+    args, kwargs = batch.call
+
+    def one(state: dict[str, Tensor]) -> Tensor:
+        outputs = functional_call(path.scratch, state, args, kwargs)
+        return score(outputs, batch.targets, batch.samples, loss)
+
+    with warnings.catch_warnings():
+        # torch warns where it would secretly loop; then our own loop is the better one.
+        warnings.filterwarnings("error", message=".*performance drop.*")
+        return vmap(one)(path.state(points))
+
+
+# -- how many at once --------------------------------------------------------------------------------------------------
+
+
+def _group_size(path: Path, batch: Labelled, memory: float | int) -> int:
+    """How many points to run together: as many as fit, one where the loop is quicker anyhow."""
+    on_cpu = all(tensor.device.type == "cpu" for tensor in path.first.values())
+    if on_cpu and any(isinstance(module, _ConvNd) for module in path.scratch.modules()):
+        return 1  # many weights make one grouped convolution, two to three times slower than the loop on a CPU
+    weights = sum(_bytes(tensor) for tensor in path.first.values())
+    if weights * 2 > memory * GIB:
+        return 1
+    with _widest(path.scratch) as widest:
+        args, kwargs = batch.call
+        path.network(0)(*args, **kwargs)
+    return max(1, min(len(path.ts), int(memory * GIB / (weights + ALIVE * max(widest) + 1))))
+
+
+@contextmanager
+def _widest(model: nn.Module) -> Iterator[list[int]]:
+    """The bytes that the modules of a model give out while it runs."""
+    sizes = [0]
+
+    def note(_module: nn.Module, _args: Any, output: Any) -> None:
+        sizes.append(sum(_bytes(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)))
+
+    handles = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        yield sizes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
