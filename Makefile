@@ -41,6 +41,8 @@ bench: $(VENV)/.installed-dev  ## measure everything: discovery time, fuzzed net
 	$(BIN)/python bench/canonical.py
 	$(BIN)/python bench/canonical.py --planted --again
 	$(BIN)/python bench/zoo.py cpu
+	$(BIN)/python bench/measure.py
+	$(BIN)/python bench/measure_validation.py --skip soft_matching
 
 docs: $(VENV)/.installed-dev  ## write the generated pages again from the results at hand
 	$(BIN)/python bench/coverage.py --page

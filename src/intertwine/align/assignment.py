@@ -118,12 +118,13 @@ def _nested_moves(pair: Pair, s: int, inner: list[int]) -> dict[int, Move]:
         total += value
     partner = linear_sum_assignment(total, maximize=True)[1]
     moves = {s: replace(identity_move(pair.strands, s), permutation=torch.from_numpy(partner))}
+    stays = np.array_equal(partner, np.arange(n))
     for t in inner:
         at_source = np.empty((n, pair.strands[t].size), dtype=np.int64)
         at_source[partner] = orders[t][np.arange(n), partner]
+        stays = stays and bool((at_source == np.arange(pair.strands[t].size)).all())
         moves[t] = replace(identity_move(pair.strands, t), permutation=torch.from_numpy(at_source))
-    unmoved = {i: identity_move(pair.strands, i).permutation for i in moves}
-    return {} if all(torch.equal(m.permutation, unmoved[i]) for i, m in moves.items()) else moves  # type: ignore[arg-type]
+    return {} if stays else moves
 
 
 def _without(pair: Pair, s: int, inner: list[int]) -> Iterator[Place]:
