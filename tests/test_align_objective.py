@@ -196,7 +196,7 @@ def test_what_it_prints_and_stores() -> None:
     found = align(a, b, symmetry=symmetry_of("MLP with ReLU"))
     assert "squared distance" in repr(found)
     stored = found.to_dict()
-    assert stored["history"][0] == {"start": "identity", "sweep": 0, "wire": "", "objective": found.before}
+    assert stored["history"][0] == {"start": "identity", "sweep": 0, "wire": "", "objective": found.before, "own": None}
     assert {p["wire"] for p in stored["per_wire"]} == {w.name for w in found.symmetry.wires}
 
 

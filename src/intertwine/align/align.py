@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -12,6 +12,7 @@ from intertwine.align.objective import counted
 from intertwine.align.pair import Pair
 from intertwine.align.scale_aware import solve_scale_aware
 from intertwine.align.starts import Problem
+from intertwine.align.task import Solver, Task
 from intertwine.align.weights import solve_weights
 from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.equivalence import check_same_architecture
@@ -19,7 +20,10 @@ from intertwine.errors import InputError, did_you_mean
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
-SOLVERS: dict[str, Callable[..., Any]] = {"weights": solve_weights, "scale-aware": solve_scale_aware}
+SOLVERS: dict[str, Solver] = {
+    "weights": Solver(solve_weights, moves=frozenset({"permutation"})),
+    "scale-aware": Solver(solve_scale_aware, moves=frozenset({"permutation", "sign", "scale"})),
+}
 
 
 def align(
@@ -27,12 +31,14 @@ def align(
     b: nn.Module,
     *example_args: Any,
     method: str = "weights",
+    data: Any = None,
     seed: int = 0,
     starts: int = 3,
     wires: Sequence[str] | None = None,
     buffers: bool = False,
     sweeps: int = 100,
     symmetry: Symmetry | None = None,
+    options: Mapping[str, Any] | None = None,
     **example_kwargs: Any,
 ) -> Alignment:
     """Move network b as near to network a as its symmetry allows, without changing its function.
@@ -43,11 +49,13 @@ def align(
     Args:
         a, b: two networks of one architecture. *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`.
         method: "weights" (permutations) or "scale-aware" (permutations, positive scales and signs; never worse).
+        data: batches of (inputs, targets), for the methods that look at features or losses.
         seed: of the order of wires and of random starts. starts: how many starts are tried, the best is kept: the
             identity, the way between canonical forms, paired units, then random elements.
         wires: names of the only wires to move; all of them by default. buffers: count batch statistics too.
         sweeps: the most times that descent visits every wire from one start.
         symmetry: the symmetry of the architecture where it is already known; both models are then trusted to be of it.
+        options: settings of the method, by name.
 
     Returns:
         An `Alignment`: `.model` (b moved onto a), `.element`, `.before`, `.after`, `.history`, `.per_wire`.
@@ -68,21 +76,28 @@ def align(
     if method not in SOLVERS:
         known = ", ".join(map(repr, SOLVERS))
         raise InputError(f"There is no method {method!r}. {did_you_mean(method, SOLVERS)}Choose one of {known}.")
+    solver = SOLVERS[method]
+    settings = solver.settings(method, options)
+    if solver.needs_data and data is None:
+        raise InputError(
+            f"The method {method!r} looks at what the networks do on data, and none was given. Pass data=, batches of "
+            "(inputs, targets); 'weights' and 'scale-aware' need none."
+        )
     _check_count("starts", starts)
     _check_count("sweeps", sweeps)
     found = symmetry
     if found is None:
         found = find_symmetry(a, *example_args, **example_kwargs)
         check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
-    chosen = _chosen_wires(found, wires, method)
+    chosen = _chosen_wires(found, wires, method, solver)
     problem = Problem(found, weights_of(found, a), weights_of(found, b), tuple(chosen))
     left, right = counted(found, a, problem.a, buffers), counted(found, b, problem.b, buffers)
     pair = Pair(found, left, right, chosen.values())
     before, parts_before = pair.objective, [pair.part(s) for s in range(len(found.wires))]
-    element, history = SOLVERS[method](problem, pair, starts, seed, sweeps)
+    element, history = solver.solve(Task(a, b, problem, pair, data, seed, starts, sweeps), settings)
     parts = zip(found.wires, parts_before, strict=True)
     per_wire = tuple(WirePart(wire.name, x, pair.part(s)) for s, (wire, x) in enumerate(parts))
-    return Alignment(found.act(element, b), element, method, before, pair.objective, tuple(history), per_wire, found)
+    return Alignment(found.act(element, b), a, element, method, before, pair.objective, tuple(history), per_wire, found)
 
 
 def _check_count(name: str, value: int) -> None:
@@ -90,7 +105,7 @@ def _check_count(name: str, value: int) -> None:
         raise InputError(f"{name}={value} was asked for; at least one is needed. Leave it out for the default.")
 
 
-def _chosen_wires(symmetry: Symmetry, wires: Sequence[str] | None, method: str) -> dict[str, int]:
+def _chosen_wires(symmetry: Symmetry, wires: Sequence[str] | None, method: str, solver: Solver) -> dict[str, int]:
     """Name → strand of the wires that may move, under a method that can move them."""
     names = [w.name for w in symmetry.wires]
     for name in wires if wires is not None else ():
@@ -105,7 +120,7 @@ def _chosen_wires(symmetry: Symmetry, wires: Sequence[str] | None, method: str) 
             f"The symmetry lets whole matrices act on {matrices[0]!r}; {method!r} aligns by permutations, scales and "
             "signs. Pass the symmetry without continuous=True."
         )
-    able = [w.group.permutes or (method != "weights" and not w.group.trivial) for w in symmetry.wires]
+    able = [bool(solver.moves & {part for part, _ in move.items()}) for move in symmetry.identity().moves.values()]
     wanted = names if wires is None else wires
     chosen = {n: i for i, n in enumerate(names) if able[i] and n in wanted}
     if not chosen:

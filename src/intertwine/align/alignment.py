@@ -25,11 +25,13 @@ class WirePart:
 class Alignment:
     """One network moved onto another.
 
-    `model`: b moved by `element`, the same function as b. `before`, `after`: the objective Σ ‖A − B‖², lower is nearer.
+    `model`: b moved by `element`, the same function as b. `reference`: what it lies near to, which is a itself; under a
+    symmetry that folds norm weights away, a so folded. `before`, `after`: the objective Σ ‖A − B‖², lower is nearer.
     `history`: the objective at every start and after every step that was kept. `per_wire`: the part of every wire.
     """
 
     model: nn.Module = field(repr=False)
+    reference: nn.Module = field(repr=False)
     element: Element
     method: str
     before: float

@@ -17,12 +17,16 @@ Visit = Callable[[Pair, int], bool]  # brings one strand to its best; whether it
 
 @dataclass(frozen=True)
 class Step:
-    """One step that was kept: in which start and sweep, on which wire, and the objective after it."""
+    """One step that was kept: in which start and sweep, on which wire, and the objective after it.
+
+    `own`: what the solver itself lowers, where that is not the objective (a loss, a distance of features).
+    """
 
     start: str
     sweep: int
     wire: str
     objective: float
+    own: float | None = None
 
 
 def descend(

@@ -15,7 +15,8 @@ from intertwine.align.assignment import assign
 from intertwine.align.descent import Step, descend
 from intertwine.align.pair import Pair
 from intertwine.align.scales import rescale
-from intertwine.align.starts import Problem, permutations_of, scales_of
+from intertwine.align.starts import permutations_of, scales_of
+from intertwine.align.task import Found, NoOptions, Task
 from intertwine.align.weights import solve_weights
 from intertwine.canonical.blocks import moved, pieces
 from intertwine.canonical.gauge import ScaleGauge
@@ -28,27 +29,28 @@ ROUNDING = 1e-12
 ROUNDS = 2  # of order and scale on one wire before the next one has its turn
 
 
-def solve_scale_aware(problem: Problem, pair: Pair, starts: int, seed: int, sweeps: int) -> tuple[Element, list[Step]]:
+def solve_scale_aware(task: Task, options: NoOptions) -> Found:
     """The best element found, and every step on the objective; the pair is left at that element."""
-    generator = torch.Generator().manual_seed(seed)
+    problem, pair = task.problem, task.pair
+    generator = torch.Generator().manual_seed(task.seed)
     equal = pair.unmoved + ROUNDING * _size(pair)
     canonical = problem.between_forms().only(*problem.wires)
     best = min((_reached(pair, element) for element in (permutations_of(canonical), canonical)), key=lambda x: x[0])
     if best[0] <= equal:  # the networks are of one orbit
         pair.start_at(best[1])
         return best[1], [Step("canonical", 0, "", best[0])]
-    plain, history = solve_weights(problem, pair, starts, seed, sweeps)
+    plain, history = solve_weights(task, options)
     best = pair.objective, plain
     ways: dict[str, Callable[[], Element]] = {
         "canonical": lambda: canonical,
-        "normal scales": lambda: _matched_in_normal_form(problem, pair, starts, seed, sweeps),
+        "normal scales": lambda: _matched_in_normal_form(task),
         "weights": lambda: plain,
     }
     for name, make in ways.items():
         if best[0] <= equal:
             break  # nothing is nearer than equal, but for rounding
         pair.start_at(make())
-        history += descend(pair, _visit, name, generator, sweeps, LEAST_GAIN)
+        history += descend(pair, _visit, name, generator, task.sweeps, LEAST_GAIN)
         if pair.objective < best[0]:
             best = pair.objective, pair.element
     pair.start_at(best[1])
@@ -77,8 +79,9 @@ def _visit(pair: Pair, s: int) -> bool:
     return moved_at_all
 
 
-def _matched_in_normal_form(problem: Problem, pair: Pair, starts: int, seed: int, sweeps: int) -> Element:
+def _matched_in_normal_form(task: Task) -> Element:
     """Orders and signs found with all scales normalised; then scales of b that have the lengths of a."""
+    problem, pair = task.problem, task.pair
     cuts = [pieces(pair.symmetry, weights, copy=True) for weights in (pair.weights_a, pair.weights_b)]
     here, there = (scales_of(pair, ScaleGauge(cut).run()).only(*problem.wires) for cut in cuts)
     normal = Pair(
@@ -87,11 +90,11 @@ def _matched_in_normal_form(problem: Problem, pair: Pair, starts: int, seed: int
         moved(pair.symmetry, there, pair.weights_b),
         pair.movable,
     )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(task.seed)
     found: tuple[float, Element] | None = None
-    for name, element in problem.starts(starts, seed):
+    for name, element in problem.starts(task.starts, task.seed):
         normal.start_at(permutations_of(element, "sign"))
-        descend(normal, lambda p, s: assign(p, s, signs=True), name, generator, sweeps)
+        descend(normal, lambda p, s: assign(p, s, signs=True), name, generator, task.sweeps)
         if found is None or normal.objective < found[0]:
             found = normal.objective, normal.element
         if found[0] <= normal.unmoved + ROUNDING * _size(normal):
