@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import intertwine as it
 from intertwine.connect import evaluation
+from intertwine.connect.scale_correction import correct_scales
 from intertwine.connect.statistics import reset_statistics
 from intertwine.errors import InputError, MismatchError
 
@@ -110,7 +111,10 @@ def test_004_L01_errors_by_hand() -> None:
 
 
 @pytest.mark.parametrize("memory", [0.0, 1.0, 1e-5])
-def test_all_points_at_once_and_one_by_one_agree_with_a_plain_loop(memory: float) -> None:
+def test_all_points_at_once_and_one_by_one_agree_with_a_plain_loop(
+    memory: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "_group_size", evaluation._fitting)  # as on a GPU
     a, b, data = mlp(0), mlp(1), batches(6)
     found = it.barrier(a, b, data, points=9, memory=memory)
     losses, errors = plain_loop(a, b, data, 9)
@@ -131,12 +135,15 @@ def test_the_memory_decides_how_many_points_run_together(monkeypatch: pytest.Mon
     monkeypatch.setattr(evaluation, "_together", counted)
     a, b, data = mlp(0), mlp(1), batches(6, sizes=(20,))
     it.barrier(a, b, data, points=9)
+    it.barrier(conv_net(0), conv_net(1), batches(3, 6, 6), points=3)
+    assert seen == []  # on a CPU
+    monkeypatch.setattr(evaluation, "_group_size", evaluation._fitting)  # as on a GPU
+    it.barrier(a, b, data, points=9)
     assert seen == [9]
     weights = sum(p.numel() * 8 for p in a.parameters())
     it.barrier(a, b, data, points=9, memory=3.5 * (weights + 4 * 20 * 16 * 8) / 2**30)
     assert seen == [9, 3, 3, 3]
     it.barrier(a, b, data, points=9, memory=0)
-    it.barrier(conv_net(0), conv_net(1), batches(3, 6, 6), points=3)  # on a CPU
     assert seen == [9, 3, 3, 3]
 
 
@@ -154,7 +161,9 @@ def test_convolutions_with_normalisation_agree_both_ways(monkeypatch: pytest.Mon
     assert together.error == pytest.approx(errors)
 
 
-def test_a_network_that_looks_at_its_values_runs_one_by_one() -> None:
+def test_a_network_that_looks_at_its_values_runs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_group_size", evaluation._fitting)  # as on a GPU
+
     class Branching(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             y = super().forward(input)
@@ -167,7 +176,9 @@ def test_a_network_that_looks_at_its_values_runs_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("memory", [0.0, 1.0])
-def test_language_models_have_classes_last_and_ignored_targets(memory: float) -> None:
+def test_language_models_have_classes_last_and_ignored_targets(memory: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_group_size", evaluation._fitting)  # as on a GPU
+
     def model(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return nn.Sequential(nn.Embedding(11, 5), nn.Linear(5, 11)).double()
@@ -231,6 +242,36 @@ def test_004_L02_both_lines_are_reported_and_on_which_data() -> None:
     assert "with statistics reset on 30 samples; without reset loss barrier" in repr(found)
     assert found.to_dict()["without_reset"]["loss_barrier"] == plain.loss_barrier
     assert [len(axes.lines) for axes in found.plot().axes] == [2, 2]
+
+
+def test_scales_corrected_without_data_are_a_line_of_their_own() -> None:
+    a, b, data = conv_net(0), conv_net(1), batches(3, 6, 6)
+
+    def stream() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from data
+
+    plain, found = it.barrier(a, b, data, points=5), it.barrier(a, b, stream(), points=5, scales=True)
+    assert found.loss == plain.loss
+    assert plain.with_scales is None
+    line = found.with_scales
+    assert line is not None
+    a.eval(), b.eval()
+    by_hand = [correct_scales([a, b], data[0][0], weights=(1 - t, t)) for t in found.ts]
+    assert line.loss == pytest.approx([it.barrier(m, m, data, points=3).loss[0] for m in by_hand])
+    assert line.loss[0] == pytest.approx(plain.loss[0])
+    assert line.loss[2] != pytest.approx(plain.loss[2])
+    assert found.to_rows()[2]["loss_with_scales"] == line.loss[2]
+    assert found.to_dict()["with_scales"]["loss_barrier"] == line.loss_barrier
+    assert "with scales corrected loss barrier" in repr(found)
+    assert [len(axes.lines) for axes in found.plot().axes] == [2, 2]
+    all_three = it.barrier(a, b, data, points=5, scales=True, reset_statistics=data)
+    assert (all_three.with_scales or all_three).loss == line.loss
+    assert [len(axes.lines) for axes in all_three.plot().axes] == [3, 3]
+
+
+def test_no_data_for_scales_is_told() -> None:
+    with pytest.raises(InputError, match="There is no data"):
+        it.barrier(conv_net(0), conv_net(1), [], points=3, scales=True)
 
 
 def test_the_result_reads_well() -> None:

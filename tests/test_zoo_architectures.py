@@ -200,6 +200,13 @@ SMALL: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
     "vit, mean": ("vit", {"dim": 8, "depth": 1, "heads": 2, "side": 8, "pool": "mean"}, (3, 8, 8), 10),
     "gpt": ("gpt", {"dim": 8, "depth": 2, "heads": 2, "vocab": 11, "context": 6}, (5,), 11),
     "gpt, free head": ("gpt", {"dim": 8, "depth": 1, "heads": 2, "vocab": 11, "tied": False}, (5,), 11),
+    "gpt, rms": (
+        "gpt",
+        {"dim": 8, "depth": 1, "heads": 2, "vocab": 11, "context": 5, "tied": False, "norm": "rms"},
+        (5,),
+        11,
+    ),
+    "vit, rms": ("vit", {"dim": 8, "depth": 1, "heads": 2, "side": 8, "norm": "rms"}, (3, 8, 8), 10),
 }
 
 
@@ -268,6 +275,38 @@ def test_a_tied_head_is_the_embedding() -> None:
 def test_the_vision_transformer_reads_its_class_token_or_the_mean() -> None:
     assert "token" in dict(small("vit")[0].named_parameters())
     assert "token" not in dict(small("vit, mean")[0].named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("case", "outside"),
+    [
+        ("gpt, rms", ["tokens.weight", "positions", "head.weight"]),
+        ("vit, rms", ["token", "positions", "embed.weight", "embed.bias", "head.weight"]),
+    ],
+)
+def test_rms_norms_let_the_tokens_be_rotated(case: str, outside: list[str]) -> None:
+    """The rotation reaches every tensor that writes to the residual stream or reads from it, the outermost ones too."""
+    model, x = small(case)
+    assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
+    sym = it.symmetry(model, x, continuous=True)
+    stream = sym.wires[0]
+    assert str(stream.group) == "O(8)"
+    assert {*outside} <= {slot.parameter for slot in stream.slots if "folded" not in slot.role}
+    assert sym.certify(model, x, trials=1).ok
+
+
+def test_a_tied_head_leaves_only_permutations_and_signs() -> None:
+    """The weight of the last norm would have to be folded into the embeddings too."""
+    model = build("gpt", dim=8, depth=1, heads=2, vocab=11, context=6, norm="rms")
+    sym = it.symmetry(model, torch.zeros(1, 5, dtype=torch.long), continuous=True)
+    assert {s.matrix for s in sym.strands} == {None, "GL"}
+
+
+def test_the_default_is_a_layer_norm() -> None:
+    for name in ("gpt", "vit"):
+        plain, rms = (build(name, dim=8, depth=2, heads=2, **more) for more in ({}, {"norm": "rms"}))
+        assert sum(isinstance(m, nn.LayerNorm) for m in plain.modules()) == 5
+        assert sum(p.numel() for p in plain.parameters()) - sum(p.numel() for p in rms.parameters()) == 5 * 8
 
 
 def test_000_G55_sine_positions_are_saved_with_the_weights() -> None:
@@ -376,6 +415,8 @@ def test_every_way_to_ask_for_a_leaky_relu(options: dict[str, Any]) -> None:
         ("vit", {"pool": "max"}, r"pool='max' .* one of 'token', 'mean'"),
         ("vit", {"patch": 5}, r"side=32 and patch=5 .* Give a patch that divides 32"),
         ("vit", {"dim": 10, "heads": 4}, r"dim=10 and heads=4 .* Give a dim that is a multiple of 4"),
+        ("vit", {"norm": "batch"}, r"norm='batch' .* one of 'layer', 'rms'"),
+        ("gpt", {"norm": "batch"}, r"norm='batch' .* one of 'layer', 'rms'"),
         ("cct", {"dim": 9, "heads": 3}, r"dim=9 was asked for, .* Give an even dim"),
         ("gpt", {"vocab": 0}, r"vocab=0 was asked for, .* whole number of 1 or more"),
         ("myrtle", {"bias": "last"}, r"bias='last' .* one of True, False, 'first'"),

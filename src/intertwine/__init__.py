@@ -15,12 +15,18 @@ from intertwine.version import VERSION
 if TYPE_CHECKING:
     from intertwine import zoo as zoo
     from intertwine.align.align import align as align
+    from intertwine.align.many import align_many as align_many
+    from intertwine.align.widths import align_widths as align_widths
     from intertwine.canonical.canonicalize import canonicalize as canonicalize
     from intertwine.canonical.equivalence import equivalent as equivalent
     from intertwine.canonical.fingerprint import fingerprint as fingerprint
     from intertwine.canonical.naturality import naturality as naturality
+    from intertwine.connect.averaging import average as average
     from intertwine.connect.barrier import barrier as barrier
+    from intertwine.connect.connectivity import connectivity as connectivity
+    from intertwine.connect.diagnosis import diagnose as diagnose
     from intertwine.connect.interpolation import interpolate as interpolate
+    from intertwine.connect.merging import merge as merge
     from intertwine.errors import CaptureError as CaptureError
     from intertwine.errors import InputError as InputError
     from intertwine.errors import IntertwineError as IntertwineError
@@ -46,11 +52,17 @@ _HOMES = {
     "RuleError": "errors",
     "canonicalize": "canonical.canonicalize",
     "align": "align.align",
+    "align_many": "align.many",
+    "align_widths": "align.widths",
     "equivalent": "canonical.equivalence",
     "fingerprint": "canonical.fingerprint",
     "naturality": "canonical.naturality",
     "barrier": "connect.barrier",
+    "connectivity": "connect.connectivity",
+    "diagnose": "connect.diagnosis",
     "interpolate": "connect.interpolation",
+    "average": "connect.averaging",
+    "merge": "connect.merging",
     "features": "features.features",
     "rule": "graph.registry",
     "calibrate": "measure.calibrate",

@@ -7,13 +7,20 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from intertwine.commands.arguments import (
+    ZOO,
+    add_align,
+    add_barrier,
+    add_data,
+    add_json,
+    add_merge,
+    add_model,
+    add_pair,
+    positive,
+)
 from intertwine.errors import IntertwineError
 from intertwine.version import VERSION
 
-MODEL = (
-    "path/to/file.py:factory, timm:NAME, torchvision:NAME, hf:CONFIG (a transformers model type or a config.json), or "
-    "zoo:NAME (such as zoo:myrtle)"
-)
 #: Packages that commands need beyond the core, and the extra of intertwine that installs each.
 EXTRAS = {"rich": "cli", "sklearn": "data", "PIL": "data", "matplotlib": "plot"}
 
@@ -28,24 +35,12 @@ def parser() -> argparse.ArgumentParser:
     _add_inspect(commands.add_parser("inspect", help="what is the symmetry of this network, and does it hold?"))
     _add_canonicalize(commands.add_parser("canonicalize", help="its canonical form; which checkpoints are the same?"))
     _add_compare(commands.add_parser("compare", help="how similar are the layers of two networks, on real data?"))
+    add_align(commands.add_parser("align", help="move one network onto another by a symmetry of both"))
+    add_barrier(commands.add_parser("barrier", help="how much worse are the networks between two networks?"))
+    add_merge(commands.add_parser("merge", help="one network out of several: aligned, averaged, mended"))
     _add_zoo(commands.add_parser("zoo", help="train networks from many seeds at once; list and test them"))
     _add_demo(commands.add_parser("demo", help="the whole story on real handwritten digits, in under two minutes"))
     return top
-
-
-def add_model(command: argparse.ArgumentParser) -> None:
-    """The arguments with which every command is given a model."""
-    command.add_argument("model", metavar="MODEL", help=MODEL)
-    command.add_argument("--weights", metavar="FILE", help="a checkpoint: safetensors, or a torch.save file of tensors")
-    command.add_argument(
-        "--input",
-        metavar="SHAPE",
-        action="append",
-        default=[],
-        help="an example input such as 1x3x224x224, int:1x16 for integer ids, NAME=SHAPE by keyword; repeat it for "
-        "several inputs. Found automatically for timm, torchvision, hf and zoo, and through a function "
-        "example_inputs() in your file",
-    )
 
 
 def _add_inspect(command: argparse.ArgumentParser) -> None:
@@ -58,12 +53,12 @@ def _add_inspect(command: argparse.ArgumentParser) -> None:
         "--certify", action=argparse.BooleanOptionalAction, default=True, help="prove the symmetry in float64 (default)"
     )
     command.add_argument(
-        "--trials", metavar="N", type=_positive, default=3, help="random elements to prove it on (default 3)"
+        "--trials", metavar="N", type=positive, default=3, help="random elements to prove it on (default 3)"
     )
     command.add_argument("--continuous", action="store_true", help="let whole matrices act where only linear maps meet")
     command.add_argument("--frozen", action="store_true", help="list every frozen axis with its reason")
     command.add_argument("--slots", action="store_true", help="list where each wire acts")
-    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    add_json(command)
     command.add_argument("--svg", metavar="FILE", help="write a picture of the wires")
 
 
@@ -93,22 +88,15 @@ def _add_canonicalize(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--certify", action=argparse.BooleanOptionalAction, default=True, help="prove the symmetry first (default)"
     )
-    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    add_json(command)
 
 
 def _add_compare(command: argparse.ArgumentParser) -> None:
     command.description = (
-        "Every layer of one network against every layer of another, on test images of a data set. A network is also "
-        "named by a zoo's folder and a seed: zoos/myrtle:3."
+        "Every layer of one network against every layer of another, on test images of a data set." + ZOO
     )
-    command.add_argument("first", metavar="A", help=MODEL)
-    command.add_argument("second", metavar="B", help="likewise")
-    command.add_argument("--weights", metavar="FILE", help="a checkpoint of A")
-    command.add_argument("--weights-b", metavar="FILE", help="a checkpoint of B")
-    command.add_argument("--data", metavar="NAME", default="digits", help="a data set (default: digits)")
-    command.add_argument("--data-folder", metavar="DIR", help="where it is (default: INTERTWINE_DATA)")
-    command.add_argument("--samples", metavar="N", type=_positive, default=1000, help="test images (default 1000)")
-    command.add_argument("--batch", metavar="N", type=_positive, default=250, help="images at once (default 250)")
+    add_pair(command)
+    add_data(command, "test images", default="digits")
     command.add_argument(
         "--layer", metavar="PATH", action="append", help="a layer or a pattern such as layer1.*.relu2; repeat it"
     )
@@ -120,7 +108,7 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
         "--policy", choices=("channels", "flatten", "pool", "tokens"), default="channels", help="what a feature is"
     )
     command.add_argument("--svg", metavar="FILE", help="write a heat map of the first measure")
-    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    add_json(command)
 
 
 def _add_zoo(command: argparse.ArgumentParser) -> None:
@@ -136,7 +124,7 @@ def _add_zoo(command: argparse.ArgumentParser) -> None:
     testing.add_argument("--data-folder", metavar="DIR", help="where the data is (default: INTERTWINE_DATA)")
     testing.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 … (default: a GPU if there is one)")
     for verb in (listing, testing):
-        verb.add_argument("--json", action="store_true", help="print JSON and nothing else")
+        add_json(verb)
     fetching = verbs.add_parser("download", help="fetch a data set and check it")
     fetching.add_argument("name", metavar="NAME", help="mnist, fashion-mnist or cifar10")
     fetching.add_argument("--folder", metavar="DIR", help="where it goes (default: the user's cache)")
@@ -155,8 +143,8 @@ def _add_zoo_train(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--out", metavar="DIR", required=True, help="the folder of the zoo")
     command.add_argument("--recipe", metavar="NAME", help="how to train, see `zoo list` (default: fast, or plain)")
-    command.add_argument("--epochs", metavar="N", type=_positive, help="instead of the recipe's")
-    command.add_argument("--batch", metavar="N", type=_positive, help="images in a batch, instead of the recipe's")
+    command.add_argument("--epochs", metavar="N", type=positive, help="instead of the recipe's")
+    command.add_argument("--batch", metavar="N", type=positive, help="images in a batch, instead of the recipe's")
     command.add_argument("--rate", metavar="R", type=float, help="learning rate, instead of the recipe's")
     command.add_argument("--spawn", metavar="N", type=int, help="share the first N epochs, then split")
     command.add_argument(
@@ -164,10 +152,10 @@ def _add_zoo_train(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 … (default: a GPU if there is one)")
     command.add_argument("--precision", metavar="P", help="float64, float32, tf32 or bfloat16 (default on a GPU)")
-    command.add_argument("--together", metavar="N", type=_positive, help="networks at once (32 on a GPU, else 8)")
-    command.add_argument("--save-every", metavar="N", type=_positive, help="epochs between states (default: a tenth)")
+    command.add_argument("--together", metavar="N", type=positive, help="networks at once (32 on a GPU, else 8)")
+    command.add_argument("--save-every", metavar="N", type=positive, help="epochs between states (default: a tenth)")
     command.add_argument(
-        "--score-every", metavar="N", type=_positive, default=1, help="epochs between tests (default 1)"
+        "--score-every", metavar="N", type=positive, default=1, help="epochs between tests (default 1)"
     )
     command.add_argument(
         "--select",
@@ -175,7 +163,7 @@ def _add_zoo_train(command: argparse.ArgumentParser) -> None:
         default="last",
         help="whose weights are kept (default: last epoch)",
     )
-    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    add_json(command)
 
 
 def _add_demo(command: argparse.ArgumentParser) -> None:
@@ -184,13 +172,6 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
         "and write a report that opens from disk."
     )
     command.add_argument("--out", metavar="DIR", default="out", help="where the report goes (default: out)")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,13 +7,17 @@ from typing import Any
 
 from torch import nn
 
+from intertwine.align.activations import ActivationOptions, solve_activations
 from intertwine.align.alignment import Alignment, WirePart
-from intertwine.align.objective import counted
+from intertwine.align.commutativity import CommutativityOptions, solve_commutativity
+from intertwine.align.objective import counted, without_traces
 from intertwine.align.pair import Pair
 from intertwine.align.scale_aware import solve_scale_aware
+from intertwine.align.sinkhorn import SinkhornOptions, solve_sinkhorn
 from intertwine.align.starts import Problem
+from intertwine.align.straight_through import StraightThroughOptions, solve_straight_through
 from intertwine.align.task import Solver, Task
-from intertwine.align.weights import solve_weights
+from intertwine.align.weights import WeightsOptions, solve_weights
 from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.equivalence import check_same_architecture
 from intertwine.errors import InputError, did_you_mean
@@ -21,8 +25,18 @@ from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
 SOLVERS: dict[str, Solver] = {
-    "weights": Solver(solve_weights, moves=frozenset({"permutation"})),
-    "scale-aware": Solver(solve_scale_aware, moves=frozenset({"permutation", "sign", "scale"})),
+    "weights": Solver(solve_weights, moves=frozenset({"permutation", "matrix"}), options=WeightsOptions),
+    "scale-aware": Solver(solve_scale_aware, moves=frozenset({"permutation", "sign", "scale", "matrix"})),
+    "activations": Solver(
+        solve_activations, frozenset({"permutation", "sign", "scale"}), needs_data=True, options=ActivationOptions
+    ),
+    "commutativity": Solver(
+        solve_commutativity, frozenset({"permutation", "sign"}), needs_data=True, options=CommutativityOptions
+    ),
+    "straight-through": Solver(
+        solve_straight_through, frozenset({"permutation"}), needs_data=True, options=StraightThroughOptions
+    ),
+    "sinkhorn": Solver(solve_sinkhorn, frozenset({"permutation"}), needs_data=True, options=SinkhornOptions),
 }
 
 
@@ -43,18 +57,24 @@ def align(
 ) -> Alignment:
     """Move network b as near to network a as its symmetry allows, without changing its function.
 
-    Every method lowers the same objective, the squared distance Σ ‖A − g·B‖² over the tensors that wires act on, and no
-    step that raises it is kept.
+    Every method tells the same objective at every step, the squared distance Σ ‖A − g·B‖² over the tensors that wires
+    act on. "weights" and "scale-aware" lower it, and keep no step that raises it. The methods that need data lower a
+    measure of their own instead, which their steps tell beside it (`Step.own`); the distance may rise under them.
 
     Args:
         a, b: two networks of one architecture. *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`.
-        method: "weights" (permutations) or "scale-aware" (permutations, positive scales and signs; never worse).
+        method: "weights" (permutations), "scale-aware" (permutations, positive scales and signs; never worse),
+            "straight-through" and "sinkhorn" (permutations with a low task loss halfway between a and b), or another
+            name in `SOLVERS`.
         data: batches of (inputs, targets), for the methods that look at features or losses.
         seed: of the order of wires and of random starts. starts: how many starts are tried, the best is kept: the
             identity, the way between canonical forms, paired units, then random elements.
         wires: names of the only wires to move; all of them by default. buffers: count batch statistics too.
         sweeps: the most times that descent visits every wire from one start.
         symmetry: the symmetry of the architecture where it is already known; both models are then trusted to be of it.
+            One with continuous=True lets "weights" and "scale-aware" move by matrices too: rotations of a residual
+            stream, a matrix per head. Norm weights of both networks are then folded into what reads them, and
+            `.reference` is a so folded: compare `.model` with that.
         options: settings of the method, by name.
 
     Returns:
@@ -90,7 +110,10 @@ def align(
         found = find_symmetry(a, *example_args, **example_kwargs)
         check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
     chosen = _chosen_wires(found, wires, method, solver)
-    problem = Problem(found, weights_of(found, a), weights_of(found, b), tuple(chosen))
+    if any(s.matrix for s in found.strands):
+        a, b = found.folded(a), found.folded(b)
+    weights_a, weights_b = (without_traces(weights_of(found, m)) for m in (a, b))
+    problem = Problem(found, weights_a, weights_b, tuple(chosen))
     left, right = counted(found, a, problem.a, buffers), counted(found, b, problem.b, buffers)
     pair = Pair(found, left, right, chosen.values())
     before, parts_before = pair.objective, [pair.part(s) for s in range(len(found.wires))]
@@ -115,10 +138,11 @@ def _chosen_wires(symmetry: Symmetry, wires: Sequence[str] | None, method: str, 
                 f"{' …' if len(names) > 20 else ''}."
             )
     matrices = [s.name for s in symmetry.strands if s.matrix]
-    if matrices:
+    if matrices and "matrix" not in solver.moves:
+        able_to = ", ".join(repr(name) for name, s in SOLVERS.items() if "matrix" in s.moves)
         raise InputError(
-            f"The symmetry lets whole matrices act on {matrices[0]!r}; {method!r} aligns by permutations, scales and "
-            "signs. Pass the symmetry without continuous=True."
+            f"The symmetry lets whole matrices act on {matrices[0]!r}, and {method!r} does not move matrices. Choose "
+            f"one of {able_to}, or pass the symmetry without continuous=True."
         )
     able = [bool(solver.moves & {part for part, _ in move.items()}) for move in symmetry.identity().moves.values()]
     wanted = names if wires is None else wires

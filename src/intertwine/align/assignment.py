@@ -3,7 +3,8 @@
 How well unit i of A and unit j of B fit is the inner product of their slices, summed over all places of the strand. A
 strand whose units hold units of other strands (heads, groups of channels) is matched together with those: each pair of
 its units is judged by the best order inside. Where a strand enters one block twice, this is the slope of the objective
-at the present element; `Pair.step` keeps the result only if the objective itself falls.
+at the present element, and a search over mixtures of orders follows (`frank_wolfe`); `Pair.step` keeps a result only if
+the objective itself falls.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from intertwine.align.frank_wolfe import frank_wolfe
 from intertwine.align.pair import Pair, Place
 from intertwine.shapes import Float
 from intertwine.symmetry.element import Move, identity_move
@@ -33,7 +35,8 @@ def assign(pair: Pair, s: int, signs: bool = False) -> bool:
     """Bring a strand into the order (with `signs`: order and signs) that fits best; whether anything moved."""
     inner = _inner_strands(pair, s)
     moved = bool(inner) and _try(pair, _nested_moves(pair, s, inner))
-    return _try(pair, _plain_moves(pair, s, signs)) or moved
+    moved = _try(pair, _plain_moves(pair, s, signs)) or moved
+    return frank_wolfe(pair, s) or moved
 
 
 def _try(pair: Pair, moves: dict[int, Move]) -> bool:

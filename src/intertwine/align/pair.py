@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+import torch
 from torch import Tensor
 
 from intertwine.align.objective import squared_distance, unmoved_part
@@ -75,6 +76,15 @@ class Pair:
     def objective(self) -> float:
         return self.unmoved + sum(self.squares)
 
+    @property
+    def size(self) -> float:
+        """The squared length of a."""
+        return sum(float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2 for x in self.a)
+
+    def copies(self, s: int) -> int:
+        """How many copies of a strand there are, over all its bases together."""
+        return prod(self.strands[b].size for b in self.strands[s].bases)
+
     def part(self, s: int) -> float:
         """What the blocks of one strand add to the objective; a block of two strands is part of both."""
         return sum(self.squares[i] for i in self.touched[s])
@@ -91,7 +101,7 @@ class Pair:
     def step(self, moves: Mapping[int, Move], least: float = LEAST) -> bool:
         """Move some strands if that lowers the distance of what they touch by a share `least` of it; whether it did."""
         step = Element(self.strands, dict(moves), self.symmetry.signature)
-        found = {i: self._act(step, i) for i in dict.fromkeys(i for s in moves for i in self.touched[s])}
+        found = {i: self.act(step, i) for i in dict.fromkeys(i for s in moves for i in self.touched[s])}
         squares = {i: squared_distance(self.a[i], x) for i, x in found.items()}
         fall = sum(self.squares[i] - squares[i] for i in found)
         if not fall > least * sum(self.squares[i] for i in found):
@@ -101,7 +111,7 @@ class Pair:
         self._compose(step)
         return True
 
-    def _act(self, step: Element, i: int) -> Tensor:
+    def act(self, step: Element, i: int) -> Tensor:
         """A block moved by a step; a fibre is read in the coordinates its base still has, so it goes first."""
         x, dims = self.b[i], self.blocks[i].dims
         there = [d for d, dim in enumerate(dims) if isinstance(dim.tree, Leaf) and dim.tree.strand in step.moves]

@@ -13,16 +13,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from intertwine.align.pair import Pair
+from intertwine.canonical.blocks import SHORTEST
 from intertwine.shapes import Float
 from intertwine.symmetry.element import identity_move
 
 FINEST = 1e-9  # a change of ln s that is worth a step
 LEAST_GAIN = 1e-7  # a fall of the objective, as a share of it, that is worth a step
 STEPS = 60  # of Newton's method, each at most one unit of ln s long
+LARGEST = 20.0  # of |ln s|: the square of a larger scale, which a running variance needs, leaves single precision
+DEAD = SHORTEST**2  # a squared length below this is that of a dead unit
 SHORTER = 4  # how often a step that does not lower the objective is halved
 
 
@@ -81,7 +85,7 @@ def _lengths(a: Tensor, b: Tensor) -> list[Float[Tensor, "copies n"]]:
 
 def best_log_scale(terms: Mapping[float, Terms]) -> Float[Tensor, "*units"]:
     """ln of the scale that minimises the objective of every unit; 0 for units on which nothing depends."""
-    sides = [[t.length_b > 0 for p, t in terms.items() if p * side > 0] for side in (-1, 1)]
+    sides = [[t.length_b > DEAD for p, t in terms.items() if p * side > 0] for side in (-1, 1)]
     none = torch.zeros_like(next(iter(terms.values())).inner, dtype=torch.bool)
     below, above = (torch.stack([none, *side]).any(0) for side in sides)
     both = below & above
@@ -105,8 +109,8 @@ def _starts(terms: Mapping[float, Terms]) -> list[Tensor]:
 
 
 def _log_ratio(x: Tensor, y: Tensor) -> Tensor:
-    """ln x / y; 0 where either is not positive."""
-    there = (x > 0) & (y > 0)
+    """ln x / y; 0 where either is not positive, or that of a dead unit."""
+    there = (x > DEAD) & (y > DEAD)
     return (torch.where(there, x, 1.0) / torch.where(there, y, 1.0)).log()
 
 
@@ -119,19 +123,27 @@ def _minimise(terms: Mapping[float, Terms], starts: list[Tensor]) -> Tensor:
 
 
 def _newton(terms: Mapping[float, Terms], t: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
-    """Stationary points near t. Where the curve bends the wrong way the step follows the slope, with its size held."""
+    """Stationary points near t. Where the curve bends the wrong way the step follows the slope, with its size held.
+
+    In numpy, all exponents at once: the arrays are short and the steps many, so what counts is the number of calls.
+    """
+    shape = (-1, *[1] * t.ndim)
+    power = np.array(list(terms)).reshape(shape)
+    length, inner = (
+        np.stack([x.numpy() for x in parts])[:, None]
+        for parts in ([x.length_b for x in terms.values()], [x.inner for x in terms.values()])
+    )
+    found = t.numpy()
     for _ in range(STEPS):
-        slope, bend = torch.zeros_like(t), torch.zeros_like(t)
-        for p, x in terms.items():
-            once = (p * t).exp()
-            long, short = x.length_b * once.square(), x.inner * once
-            slope += (2 * p) * (long - short)
-            bend += (2 * p * p) * (2 * long - short)
-        step = torch.where(bend != 0, slope / bend.abs(), 0.0).clamp(-1.0, 1.0)
-        t = (t - step).clamp(-60.0, 60.0)
-        if not bool((step.abs() > 1e-12).any()):
+        once = np.exp(power * found)
+        long, short = length * once * once, inner * once
+        slope = (power * (long - short)).sum(0)
+        bend = np.abs((power * power * (2 * long - short)).sum(0))
+        step = np.divide(slope, bend, out=np.zeros_like(slope), where=bend != 0).clip(-1.0, 1.0)
+        found = (found - step).clip(-LARGEST, LARGEST)
+        if not (np.abs(step) > FINEST / 10).any():
             break
-    return t
+    return torch.from_numpy(found)
 
 
 def _between_lengths(terms: Mapping[float, Terms]) -> Tensor:
@@ -140,5 +152,5 @@ def _between_lengths(terms: Mapping[float, Terms]) -> Tensor:
     same = _minimise(alike, _starts(alike))
     best = _minimise(terms, [torch.zeros_like(same), same])
     inside = torch.minimum(torch.maximum(best, same.clamp(max=0.0)), same.clamp(min=0.0))
-    measured = torch.stack([(x.length_a > 0) & (x.length_b > 0) for x in terms.values()]).any(0)
+    measured = torch.stack([(x.length_a > DEAD) & (x.length_b > DEAD) for x in terms.values()]).any(0)
     return torch.where(measured, inside, 0.0)

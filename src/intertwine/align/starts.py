@@ -2,7 +2,8 @@
 
 Descent over wires ends in the nearest place where no single wire can do better, which depends on where it began.
 Networks of one orbit have one canonical form, so the element between two forms is the answer for them, and a
-start for others; pairing units by lengths and distances does the same through noise.
+start for others; pairing units by lengths and distances does the same through noise. Where matrices act there is no
+canonical form, and the way from the embeddings inwards takes its place.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from intertwine.align.embeddings import from_embeddings
 from intertwine.align.pair import Pair
 from intertwine.canonical.canonicalize import canonical_element
 from intertwine.canonical.matching import match
@@ -28,16 +30,32 @@ class Problem:
     b: Mapping[str, Tensor]
     wires: tuple[str, ...]
 
-    def starts(self, count: int, seed: int) -> Iterator[tuple[str, Element]]:
-        """(name, element): the identity, the way between canonical forms, paired units, then random elements."""
-        ways: list[tuple[str, Callable[[], Element]]] = [
-            ("identity", self.symmetry.identity),
-            ("canonical", self.between_forms),
-            ("paired", lambda: match(self.symmetry, self.a, self.b)),
-        ]
-        drawn = [(f"random {i}", lambda i=i: self.symmetry.random(seed + i)) for i in range(max(count - len(ways), 0))]
-        for name, make in [*ways, *drawn][:count]:
+    def starts(self, count: int, seed: int, signs: bool = False) -> Iterator[tuple[str, Element]]:
+        """(name, element): the identity, the ways to a by canonical forms, pairs of units and embeddings, then random.
+
+        With `signs` the embeddings are also asked for signs.
+        """
+        ways: dict[str, Callable[[], Element]] = {
+            "identity": self.symmetry.identity,
+            "canonical": self.between_forms,
+            "paired": lambda: match(self.symmetry, self.a, self.b),
+            "embeddings": lambda: self.from_embeddings(signs),
+        }
+        if self.matrices:
+            ways = {name: ways[name] for name in ("embeddings", "identity")}
+        ways |= {f"random {i}": lambda i=i: self.symmetry.random(seed + i) for i in range(max(count - len(ways), 0))}
+        for name, make in list(ways.items())[:count]:
             yield name, make().only(*self.wires)
+
+    @property
+    def matrices(self) -> bool:
+        """Whether whole matrices act."""
+        return any(s.matrix for s in self.symmetry.strands)
+
+    def from_embeddings(self, signs: bool = False) -> Element:
+        """The way from the tensors that show one wire alone inwards."""
+        movable = [i for i, wire in enumerate(self.symmetry.wires) if wire.name in self.wires]
+        return from_embeddings(self.symmetry, self.a, self.b, movable, signs)
 
     def between_forms(self) -> Element:
         """The element that takes b to a where both are of one orbit."""

@@ -15,7 +15,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.linalg import lsqr
 from torch import Tensor
 
-from intertwine.canonical.blocks import Block, Pieces
+from intertwine.canonical.blocks import SHORTEST, Block, Pieces
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.element import copies
 from intertwine.symmetry.layout import Leaf, base_dims, spread
@@ -70,7 +70,7 @@ def _equations(
     kept = sorted({p for i, leaf in active for p in (*base_dims(block.dims, i, pieces.strands[leaf.strand].bases), i)})
     rest = tuple(i for i in range(len(block.dims)) if i not in kept)
     length = torch.linalg.vector_norm(block.data, dim=rest, dtype=torch.float64) if rest else block.data.abs().double()
-    there = (length > 0).flatten().cpu().numpy()
+    there = (length > SHORTEST).flatten().cpu().numpy()
     terms = []
     for i, leaf in active:
         places = [kept.index(p) for p in (*base_dims(block.dims, i, pieces.strands[leaf.strand].bases), i)]

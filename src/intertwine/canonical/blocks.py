@@ -21,6 +21,9 @@ from intertwine.symmetry.symmetry import Symmetry
 
 #: How far two numbers that scales have passed through may part by rounding, in units of the precision.
 ROUNDING = 16.0
+#: A shorter slice is taken for zero. Weight decay shrinks the weights of dead units to 1e-38, and the square of the
+#: scale that would bring those to length one, which a running variance needs, is no number of single precision.
+SHORTEST = 1e-18
 
 
 @dataclass(frozen=True)

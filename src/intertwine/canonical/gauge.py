@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from intertwine.canonical.balance import balanced, tangled
-from intertwine.canonical.blocks import ROUNDING, Pieces, Site
+from intertwine.canonical.blocks import ROUNDING, SHORTEST, Pieces, Site
 from intertwine.canonical.directions import Direction
 from intertwine.canonical.fixed import Fixed
 from intertwine.shapes import Float
@@ -69,7 +69,7 @@ class ScaleGauge:
                 continue
             wanted = ~fixed.knows(direction)
             length = self._length(s, site)
-            accepted = wanted & (length > 0)
+            accepted = wanted & (length > SHORTEST)
             if bool(accepted.any()):
                 fixed.learn(direction, accepted)
                 snap = ROUNDING * site.block.precision  # so that a normal form is its own normal form
@@ -94,7 +94,7 @@ class ScaleGauge:
         fixed = self.fixed[s]
         if fixed.complete(site.leaf.power):
             return False
-        return bool((~fixed.knows(site.leaf.power) & (site.lengths() > 0)).any())
+        return bool((~fixed.knows(site.leaf.power) & (site.lengths() > SHORTEST)).any())
 
     def _apply(self, s: int, step: Float[Tensor, "scales *copies n"]) -> None:
         self.logs[s] += step.cpu()

@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from intertwine.canonical.blocks import Pieces, Site, pieces
+from intertwine.canonical.blocks import SHORTEST, Pieces, Site, pieces
 from intertwine.canonical.directions import Direction
 from intertwine.canonical.fixed import Fixed, untouched_first
 from intertwine.canonical.gauge import ScaleGauge, along, hidden, multiply
@@ -231,7 +231,7 @@ def _fitted_step(s: int, a: Pieces, b: Pieces) -> Float[Tensor, "scales *copies 
         if any(x.leaf.powers):
             power = torch.tensor(x.leaf.power, dtype=torch.float64)
             left_length, right_length = x.lengths(), y.lengths()
-            there = (left_length > 0) & (right_length > 0)
+            there = (left_length > SHORTEST) & (right_length > SHORTEST)
             ratio = torch.where(there, left_length, 1.0).log() - torch.where(there, right_length, 1.0).log()
             weight = there * float(prod(x.block.data.shape[d] for d in x.rest))
             normal += weight[..., None, None] * torch.outer(power, power)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from intertwine.connect.evaluation import Scores, evaluate
+from intertwine.connect.evaluation import evaluate
 from intertwine.connect.interpolation import path_between
-from intertwine.connect.scoring import Loss
+from intertwine.connect.scale_correction import corrected_along
 from intertwine.connect.statistics import reset_along
 from intertwine.errors import InputError
+from intertwine.features.batches import calls, placed
 from intertwine.features.fingerprint import Fingerprint
+from intertwine.features.scoring import Loss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +32,7 @@ class Barrier:
         error: the fraction of wrong answers at each; None where the targets are no classes.
         data: fingerprint of the data the loss was taken on. reset_data: of the data for the statistics, where given.
         without_reset: the same line with mixed instead of estimated statistics, where statistics were reset.
+        with_scales: the same line with scales corrected without data, where that was asked for.
     """
 
     ts: tuple[float, ...]
@@ -37,6 +41,7 @@ class Barrier:
     data: Fingerprint
     reset_data: Fingerprint | None = None
     without_reset: Barrier | None = field(default=None, repr=False)
+    with_scales: Barrier | None = field(default=None, repr=False)
 
     @property
     def loss_barrier(self) -> float:
@@ -81,6 +86,7 @@ class Barrier:
             "data": self.data.to_dict(),
             "reset_data": None if self.reset_data is None else self.reset_data.to_dict(),
             "without_reset": None if self.without_reset is None else self.without_reset.to_dict(),
+            "with_scales": None if self.with_scales is None else self.with_scales.to_dict(),
         }
 
     def plot(self) -> Figure:
@@ -96,7 +102,8 @@ class Barrier:
         for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
             for name, values in self._columns().items():
                 if name.startswith(kind) and values is not None:
-                    axes.plot(self.ts, values, "--" if name.endswith("without_reset") else "-", label=self._label(name))
+                    style = "--" if name.endswith("without_reset") else ":" if name.endswith("with_scales") else "-"
+                    axes.plot(self.ts, values, style, label=self._label(name))
             axes.set_xlabel("t: from the first network (0) to the second (1)", fontsize=8)
             axes.set_title(f"{kind}, {self.data.samples:,} samples", fontsize=9)
             axes.legend(fontsize=7)
@@ -107,6 +114,8 @@ class Barrier:
         if self.without_reset is not None and self.reset_data is not None:
             found[1] += f" with statistics reset on {self.reset_data.samples:,} samples"
             found.append(f"without reset {self.without_reset._words()}")
+        if self.with_scales is not None:
+            found.append(f"with scales corrected {self.with_scales._words()}")
         return f"Barrier({'; '.join(found)})"
 
     def _words(self) -> str:
@@ -114,8 +123,10 @@ class Barrier:
         return f"loss barrier {self.loss_barrier:.4g} at t = {self.worst:.3g}{error}"
 
     def _label(self, column: str) -> str:
+        if column.endswith("with_scales"):
+            return "scales corrected, without data"
         if self.without_reset is None:
-            return column
+            return column if self.with_scales is None else "as mixed"
         return "mixed statistics" if column.endswith("without_reset") else "statistics reset"
 
     def _columns(self) -> dict[str, tuple[float, ...] | None]:
@@ -123,6 +134,8 @@ class Barrier:
         if self.without_reset is not None:
             plain = self.without_reset
             columns |= {"loss_without_reset": plain.loss, "error_without_reset": plain.error}
+        if self.with_scales is not None:
+            columns |= {"loss_with_scales": self.with_scales.loss, "error_with_scales": self.with_scales.error}
         return columns
 
 
@@ -133,6 +146,7 @@ def barrier(
     points: int = 25,
     reset_statistics: Any = None,
     *,
+    scales: bool = False,
     loss: Loss | None = None,
     memory: float | int = 1.0,
 ) -> Barrier:
@@ -144,9 +158,10 @@ def barrier(
         points: how many networks to evaluate, both ends included; an odd number has the middle among them.
         reset_statistics: batches on which BatchNorm statistics are estimated again, at every point and both ends. The
             result then also holds the line without: the two are different experiments.
+        scales: also take the line with scales corrected without data (`intertwine.connect.scale_correction`).
         loss: a function of (outputs, targets) that gives one number, or one per sample. Cross-entropy where None, with
             classes on the second axis as torch has them, or on the last.
-        memory: GiB of weights and features for points that run at once.
+        memory: GiB of weights and features for points that run at once, on a GPU.
 
     Returns:
         A `Barrier`: `.loss` and `.error` per point, `.loss_barrier`, `.error_barrier` (fractions), `.plot()`.
@@ -166,15 +181,25 @@ def barrier(
     if isinstance(points, bool) or points < 3:
         raise InputError(f"points must be at least 3: both ends and something between; found {points}.")
     path = path_between(a, b, torch.linspace(0, 1, points, dtype=torch.float64).tolist())
-    if reset_statistics is None:
-        (scores,) = evaluate([path], data, loss, memory)
-        return _made(path.ts, scores)
-    again, reset_data = reset_along(path, reset_statistics)
-    plain, scores = evaluate([path, again], data, loss, memory)
-    return _made(path.ts, scores, reset_data, _made(path.ts, plain))
+    lines, reset_data = {"plain": path}, None
+    if scales:
+        first, data = first_batch(data)
+        lines["scales"] = corrected_along(path, a, b, placed(next(calls([first])), a))
+    if reset_statistics is not None:
+        lines["reset"], reset_data = reset_along(path, reset_statistics)
+    scores = dict(zip(lines, evaluate(list(lines.values()), data, loss, memory), strict=True))
+    made = {name: Barrier(path.ts, x.loss, x.error, x.data) for name, x in scores.items()}
+    if "reset" not in made:
+        return replace(made["plain"], with_scales=made.get("scales"))
+    return replace(
+        made["reset"], reset_data=reset_data, without_reset=made["plain"], with_scales=made.get("scales")
+    )  # fmt: skip
 
 
-def _made(
-    ts: tuple[float, ...], scores: Scores, reset_data: Fingerprint | None = None, without_reset: Barrier | None = None
-) -> Barrier:
-    return Barrier(ts, scores.loss, scores.error, scores.data, reset_data, without_reset)
+def first_batch(data: Any) -> tuple[Any, Any]:
+    """The first batch, and data that still has it, also where it can be read only once."""
+    walk = iter(data)
+    first = next(walk, None)
+    if first is None:
+        raise InputError("There is no data: the first batch was asked for, and there is none.")
+    return first, chain([first], walk) if walk is data else data

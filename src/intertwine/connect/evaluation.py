@@ -1,4 +1,4 @@
-"""Mean loss and error at many points of a path, in one reading of the data: all points at once, or one by one."""
+"""Mean loss and error at many points of a path, in one reading of the data: many at once on a GPU, else one by one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
 
 from intertwine.connect.interpolation import Path
-from intertwine.connect.labelled import Labelled, labelled
-from intertwine.connect.scoring import Loss, score
 from intertwine.errors import InputError
 from intertwine.features.capture import evaluating
 from intertwine.features.fingerprint import Fingerprint, Hasher
+from intertwine.features.labelled import Labelled, labelled
+from intertwine.features.scoring import Loss, score
 
 GIB = 2**30
 #: Tensors of the size of the widest layer that live at once in a forward: input, output, a shortcut, a copy to work on.
@@ -40,8 +39,9 @@ class Scores:
 def evaluate(paths: Sequence[Path], data: Any, loss: Loss | None = None, memory: float | int = 1.0) -> list[Scores]:
     """The loss and the error at every point of some paths, networks in evaluation mode.
 
-    The data is read once for all paths. Points run together in groups that fit into `memory` (GiB of weights and
-    features), or one after another where the network does not allow it or where that is quicker: convolutions on a CPU.
+    The data is read once for all paths. On a GPU points run together in groups that fit into `memory` (GiB of weights
+    and features). They run one after another on a CPU, where together was measured not to be quicker, and where the
+    network does not allow it.
 
     Args:
         paths: of one architecture. data: batches of (inputs, targets). loss: of (outputs, targets); cross-entropy where
@@ -125,10 +125,14 @@ def _together(path: Path, batch: Labelled, loss: Loss | None, points: Sequence[i
 
 
 def _group_size(path: Path, batch: Labelled, memory: float | int) -> int:
-    """How many points to run together: as many as fit, one where the loop is quicker anyhow."""
-    on_cpu = all(tensor.device.type == "cpu" for tensor in path.first.values())
-    if on_cpu and any(isinstance(module, _ConvNd) for module in path.scratch.modules()):
-        return 1  # many weights make one grouped convolution, two to three times slower than the loop on a CPU
+    """How many points to run together: as many as fit, one on a CPU, where the loop is as quick."""
+    if all(tensor.device.type == "cpu" for tensor in path.first.values()):
+        return 1
+    return _fitting(path, batch, memory)
+
+
+def _fitting(path: Path, batch: Labelled, memory: float | int) -> int:
+    """How many points fit into the memory at once."""
     weights = sum(_bytes(tensor) for tensor in path.first.values())
     if weights * 2 > memory * GIB:
         return 1

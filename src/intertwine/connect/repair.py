@@ -16,10 +16,10 @@ from torch.nn.modules.conv import _ConvNd
 
 from intertwine.connect.agreement import names_by_tensor
 from intertwine.connect.interpolation import Path, interpolate, path_between
-from intertwine.connect.labelled import labelled
 from intertwine.connect.statistics import Moments, batch_norms, check_varies, reset_statistics
 from intertwine.errors import InputError, did_you_mean
 from intertwine.features.capture import evaluating
+from intertwine.features.labelled import labelled
 
 Layer = nn.Linear | _ConvNd
 Target = tuple[Tensor, Tensor]  # mean and standard deviation of every unit

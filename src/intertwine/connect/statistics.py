@@ -13,10 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from intertwine.connect.interpolation import Path, path_between
-from intertwine.connect.labelled import labelled
 from intertwine.errors import InputError
 from intertwine.features.capture import evaluating
 from intertwine.features.fingerprint import Fingerprint, Hasher
+from intertwine.features.labelled import labelled
 
 
 @dataclass

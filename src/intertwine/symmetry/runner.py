@@ -1,4 +1,4 @@
-"""Running a captured program call by call in float64, on the weights of any model of its architecture."""
+"""Running a captured program call by call, in float64 or as it is, on the weights of any model of its architecture."""
 
 from __future__ import annotations
 
@@ -23,11 +23,16 @@ def largest(x: Any) -> float:
     return float(x.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
+def _copied(tree: Any) -> Any:
+    """The same with its tensors copied: a program may write to what enters it."""
+    return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, tree)
+
+
 class ProgramRunner:
     """Runs a program call by call and forgets a tensor after its last use.
 
-    `values` holds what every name stands for at the moment: parameters and inputs at first, then results. Run inside
-    `float64_forward`, on a model in float64.
+    `values` holds what every name stands for at the moment: parameters and inputs at first, then results. Run it inside
+    `float64_forward`, on a model in float64; with exact=False it runs in the precision of the model and its inputs.
 
     Example:
         >>> import torch
@@ -42,13 +47,15 @@ class ProgramRunner:
         True
     """
 
-    def __init__(self, program: Program, model: nn.Module, inputs: Any) -> None:
+    def __init__(self, program: Program, model: nn.Module, inputs: Any, exact: bool = True) -> None:
         tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
         tied = tied_names(model)
         first = {tied[name]: t for name, t in tensors.items()}
-        given = iter([v for v in tree_leaves(to_float64(inputs)) if isinstance(v, Tensor)])
+        ready: Callable[[Any], Any] = to_float64 if exact else _copied
+        given = iter([v for v in tree_leaves(ready(inputs)) if isinstance(v, Tensor)])
         written = program.written_sources()
         self.program = program
+        self.exact = exact
         self.values: dict[str, Any] = {}
         for source in program.sources:
             if source.target is not None:
@@ -57,7 +64,7 @@ class ProgramRunner:
             elif source.kind == "input":
                 self.values[source.name] = next(given)
             else:
-                self.values[source.name] = to_float64(source.tensor)
+                self.values[source.name] = ready(source.tensor)
         self.last = {ref: i for i, call in enumerate(program.calls) for ref in call.reads}
 
     def size_of_inputs(self, position: int) -> float:
@@ -77,9 +84,9 @@ class ProgramRunner:
         call = self.program.calls[position]
         fill: Callable[[Any], Any] = lambda v: values[v.name] if isinstance(v, Ref) else v  # noqa: E731
         args, kwargs = tree_map(fill, (list(call.args), dict(call.kwargs)), is_leaf=lambda v: isinstance(v, Ref))
-        if kwargs.get("dtype") in _LOW:
+        if self.exact and kwargs.get("dtype") in _LOW:
             kwargs["dtype"] = torch.float64
-        if any(isinstance(v, torch.dtype) for v in args):
+        if self.exact and any(isinstance(v, torch.dtype) for v in args):
             args = [torch.float64 if v in _LOW else v for v in args]
         return None if "_assert" in call.op else call.target(*args, **kwargs)
 

@@ -1,5 +1,8 @@
 """Conformance suites: what everything built on the engine must obey, for its own tests and for those of users."""
 
+from intertwine.testing.aligner import AlignerError as AlignerError
+from intertwine.testing.aligner import AlignerReport as AlignerReport
+from intertwine.testing.aligner import check_aligner as check_aligner
 from intertwine.testing.benchmark import MeasureBenchmark as MeasureBenchmark
 from intertwine.testing.benchmark import benchmark_measure as benchmark_measure
 from intertwine.testing.dense import DenseAction as DenseAction

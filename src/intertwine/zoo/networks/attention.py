@@ -10,6 +10,9 @@ from torch import nn
 from intertwine.errors import InputError
 from intertwine.zoo.networks.traced import Traced
 
+#: Norm layers by name. Only lengths pass an RMS norm, so a residual stream read through them may be rotated.
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
 
 class Attention(nn.Module):
     """Multi-head self-attention over (batch, tokens, dim); `qkv` holds the queries, keys and values of all heads.
@@ -39,11 +42,13 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm1(x)), then x + mlp(norm2(x))."""
 
-    def __init__(self, dim: int, heads: int, hidden: int, act: Callable[[], nn.Module], causal: bool = False) -> None:
+    def __init__(
+        self, dim: int, heads: int, hidden: int, act: Callable[[], nn.Module], causal: bool = False, norm: str = "layer"
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
+        self.norm1 = NORMS[norm](dim)
         self.attention = Attention(dim, heads, causal)
-        self.norm2 = nn.LayerNorm(dim)
+        self.norm2 = NORMS[norm](dim)
         self.linear1 = nn.Linear(dim, hidden)
         self.act = act()
         self.linear2 = nn.Linear(hidden, dim)

@@ -7,7 +7,7 @@ from torch import nn
 
 from intertwine.errors import InputError
 from intertwine.zoo.networks.activations import Activation, maker
-from intertwine.zoo.networks.attention import Block
+from intertwine.zoo.networks.attention import NORMS, Block
 from intertwine.zoo.networks.options import one_of, positive
 from intertwine.zoo.networks.traced import Traced
 
@@ -17,7 +17,7 @@ STD = 0.02  # of the learned positions and of the class token, as in the paper's
 class ViT(nn.Module):
     """Patches become tokens, learned positions are added, pre-norm blocks follow, and one vector is read by `head`."""
 
-    def __init__(self, embed: nn.Conv2d, tokens: int, blocks: list[Block], pool: str, classes: int) -> None:
+    def __init__(self, embed: nn.Conv2d, tokens: int, blocks: list[Block], norm: str, pool: str, classes: int) -> None:
         super().__init__()
         dim = embed.out_channels
         self.pool = pool
@@ -27,7 +27,7 @@ class ViT(nn.Module):
             self.token = nn.Parameter(torch.randn(1, 1, dim) * STD)
         self.positions = nn.Parameter(torch.randn(1, tokens + extra, dim) * STD)
         self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.LayerNorm(dim)
+        self.norm = NORMS[norm](dim)
         self.head = nn.Linear(dim, classes)
 
     def forward(self, x: Traced) -> Traced:
@@ -49,6 +49,7 @@ def vit(
     in_channels: int = 3,
     classes: int = 10,
     activation: Activation = "gelu",
+    norm: str = "layer",
 ) -> ViT:
     """A vision transformer without dropout. Initialised as torch does, positions and class token normal with 0.02.
 
@@ -59,11 +60,13 @@ def vit(
         pool: "token", the class token is read; "mean", the average of all tokens.
         in_channels, classes: of the images, and of the logits.
         activation: a name such as "gelu", or a function that returns a module.
+        norm: "layer" or "rms"; through RMS norms the tokens may be rotated (`symmetry(..., continuous=True)`).
 
     >>> vit(dim=32, depth=1, heads=2)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
     one_of("pool", pool, ("token", "mean"))
+    one_of("norm", norm, tuple(NORMS))
     positive(dim=dim, depth=depth, heads=heads, patch=patch, side=side, mlp_ratio=mlp_ratio)
     positive(in_channels=in_channels, classes=classes)
     if side % patch:
@@ -72,5 +75,5 @@ def vit(
             f"divides {side}."
         )
     act = maker(activation)
-    blocks = [Block(dim, heads, mlp_ratio * dim, act) for _ in range(depth)]
-    return ViT(nn.Conv2d(in_channels, dim, patch, patch), (side // patch) ** 2, blocks, pool, classes)
+    blocks = [Block(dim, heads, mlp_ratio * dim, act, norm=norm) for _ in range(depth)]
+    return ViT(nn.Conv2d(in_channels, dim, patch, patch), (side // patch) ** 2, blocks, norm, pool, classes)

@@ -1,0 +1,64 @@
+"""Planted alignments at full size: a network moved by an element of its symmetry, and brought back.
+
+Permutations must come back to the last bit, permutations with scales to 1e-5 of the distance there was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import intertwine as it
+from intertwine.align.starts import permutations_of
+from intertwine.checkpoint import fill, read_checkpoint
+from intertwine.zoo.networks import build
+from intertwine.zoo.networks.registry import architecture
+
+ZOO = ("mlp", "myrtle", "resnet20", "resnet18", "vgg16", "vit", "gpt", "tiny10")
+
+
+def subjects(data: Path | None) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Networks as they start, GPT-2 by the configuration of its small size, and real Tiny-10 checkpoints."""
+    for name in ZOO:
+        torch.manual_seed(0)
+        yield name, build(name).eval(), architecture(name).example()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    yield "GPT-2 small", GPT2LMHeadModel(GPT2Config(use_cache=False)).eval(), torch.zeros(1, 8, dtype=torch.long)
+    for file in sorted((data / "tiny10").glob("*.safetensors")) if data else ():
+        model = build("tiny10").eval()
+        fill(model, read_checkpoint(file), str(file))
+        yield f"tiny10 {file.stem}", model, architecture("tiny10").example()
+
+
+def measure_planted(seeds: int, data: Path | None) -> Iterator[dict[str, Any]]:
+    """One row per network: how many of so many planted elements came back, and the longest time."""
+    for name, model, example in subjects(data):
+        symmetry = it.symmetry(model, example)
+        row: dict[str, Any] = {"network": name, "seeds": seeds}
+        for kind, method in (("permutations", "weights"), ("scales", "scale-aware")):
+            back, longest = 0, 0.0
+            for seed in range(seeds):
+                g = symmetry.random(seed=100 + seed)
+                moved = symmetry.act(permutations_of(g) if kind == "permutations" else g, model)
+                start = time.perf_counter()
+                found = it.align(model, moved, example, method=method, symmetry=symmetry)
+                longest = max(longest, time.perf_counter() - start)
+                back += _exact(model, found.model) if kind == "permutations" else _near(model, found.model)
+            row |= {kind: back, f"{kind}_seconds": longest}
+        yield row
+
+
+def _exact(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def _near(a: nn.Module, b: nn.Module) -> bool:
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return all(float((x - y).norm()) <= 1e-5 * max(float(x.norm()), 1e-30) for x, y in pairs)

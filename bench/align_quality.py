@@ -1,0 +1,106 @@
+"""How far apart trained networks are before and after alignment: error and loss barriers, for pairs of a zoo.
+
+Every pair of a zoo (seeds 0 and 1, 2 and 3, …) is aligned by every method; the barrier is taken along 25 points on the
+test set, with mixed statistics and with statistics estimated again on training images where there is BatchNorm.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import intertwine as it
+from intertwine.align.align import SOLVERS
+from intertwine.connect.statistics import batch_norms
+from intertwine.symmetry.symmetry import Symmetry
+from intertwine.zoo.datasets.dataset import Dataset
+
+#: Training images that methods with data look at, and on which statistics are estimated again.
+SEEN = 10_000
+METHODS = ("none", "weights", "scale-aware", "activations")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured, and on what."""
+
+    methods: Sequence[str] = METHODS
+    points: int = 25
+    test: int = 10_000
+    seen: int = SEEN
+    device: str = "cpu"
+    llfc: int = 0  # test images on which features are compared layer by layer; 0: not at all
+    options: Mapping[str, Mapping[str, Any]] | None = None  # of methods, by name
+
+
+def pairs_of(count: int, most: int) -> list[tuple[int, int]]:
+    """Disjoint pairs of networks: (0, 1), (2, 3), …; at most so many."""
+    return [(i, i + 1) for i in range(0, count - 1, 2)][:most]
+
+
+def batches_on(data: Dataset, split: str, device: str, size: int = 500) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A part of a data set as batches on a device, read once for all measurements."""
+    return [(x.to(device), y.to(device)) for x, y in data.batches(split, size)]
+
+
+def measure_pair(
+    a: nn.Module, b: nn.Module, data: Dataset, example: tuple[Any, ...], symmetry: Symmetry, setting: Setting
+) -> Iterator[dict[str, Any]]:
+    """One row per method: the barrier with and without reset, the distance, and the seconds the alignment took."""
+    cut = data.subset(min(setting.seen, len(data.labels)), min(setting.test, len(data.test_labels)))
+    test, train = (batches_on(cut, split, setting.device) for split in ("test", "train"))
+    for method in setting.methods:
+        # descent is many small steps, which a CPU does sooner; what looks at data runs where the networks run
+        place = setting.device if method != "none" and SOLVERS[method].needs_data else "cpu"
+        start = time.perf_counter()
+        near, moved, distance = aligned(
+            a.to(place), b.to(place), method, train, example, symmetry, (setting.options or {}).get(method)
+        )
+        seconds = time.perf_counter() - start
+        near, moved = near.to(setting.device), moved.to(setting.device)
+        reset = train if batch_norms(a) else None
+        found = it.barrier(near, moved, test, points=setting.points, reset_statistics=reset, scales=True)
+        plain = found.without_reset or found
+        features = layers_of(near, moved, cut, setting) if setting.llfc else {}
+        yield features | {
+            "method": method, "seconds": seconds, "squared_distance": distance, "error": plain.error,
+            "error_barrier": plain.error_barrier, "loss_barrier": plain.loss_barrier,
+            "error_barrier_reset": found.error_barrier if reset else None,
+            "loss_barrier_reset": found.loss_barrier if reset else None,
+            "error_reset": found.error if reset else None,
+            "error_barrier_scales": found.with_scales.error_barrier if found.with_scales else None,
+            "loss_barrier_scales": found.with_scales.loss_barrier if found.with_scales else None,
+        }  # fmt: skip
+
+
+def layers_of(a: nn.Module, b: nn.Module, data: Dataset, setting: Setting) -> dict[str, float]:
+    """1 − cos of the mixed features, worst layer and logits, and between the two networks (rows 004-L08, L09)."""
+    batches = batches_on(data.subset(test=setting.llfc), "test", setting.device)
+    reset = batches_on(data, "train", setting.device) if batch_norms(a) else None
+    found = it.connectivity(a, b, batches, alphas=(0.5,), reset_statistics=reset)
+    mixed = [layer.llfc[0].distance or 0.0 for layer in found.layers]
+    apart = [layer.baseline or 0.0 for layer in found.layers]
+    return {
+        "llfc_worst": max(mixed), "llfc_logits": mixed[-1], "baseline_worst": max(apart), "baseline_logits": apart[-1],
+    }  # fmt: skip
+
+
+def aligned(
+    a: nn.Module,
+    b: nn.Module,
+    method: str,
+    data: Any,
+    example: tuple[Any, ...],
+    symmetry: Symmetry,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[nn.Module, nn.Module, float | None]:
+    """Both ends of the line after a method, and their squared distance; "none" leaves b where it is."""
+    if method == "none":
+        return a, b, None
+    found = it.align(a, b, *example, method=method, data=data, symmetry=symmetry, options=options)
+    return found.reference, found.model, found.after

@@ -1,0 +1,98 @@
+"""What commands on several networks work with: the networks and the images, as the user named them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from intertwine.errors import InputError
+from intertwine.models import Loaded, load
+from intertwine.models.sources import SOURCES
+from intertwine.zoo.datasets.dataset import Batches, Dataset
+from intertwine.zoo.datasets.find import data as find_data
+from intertwine.zoo.manifest import FILE as MANIFEST
+from intertwine.zoo.manifest import read_manifest
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images of a data set: those to align and to estimate statistics on, and those to score on."""
+
+    name: str
+    shape: tuple[int, int, int]
+    train: Batches
+    test: Batches
+
+
+def load_networks(
+    names: Sequence[str], weights: Sequence[str | None], inputs: Sequence[str], images: Images | None
+) -> list[Loaded]:
+    """The networks, ready to be called with the inputs the user wrote, else with an image, else with their own."""
+    if images is not None and not inputs:
+        inputs = ["x".join(map(str, (1, *images.shape)))]
+    return [load(name, file, inputs) for name, file in zip(names, weights, strict=True)]
+
+
+def read_images(options: Namespace, names: Sequence[str]) -> Images | None:
+    """The images that were asked for, seen as the networks saw them where these come from a zoo that learnt on them."""
+    if options.data is None:
+        if options.data_folder is not None:
+            raise InputError(f"--data-folder {options.data_folder} was given without a data set. Add --data NAME.")
+        return None
+    data = find_data(options.data, options.data_folder)
+    seen = _normalisations(names, data.checksum)
+    if len(seen) > 1:
+        words = " and ".join(f"mean {mean}, std {std}" for mean, std in sorted(seen))
+        raise InputError(
+            f"The networks learnt {data.name} under different normalisations ({words}), so no image is the same to all "
+            "of them. Take networks of one zoo."
+        )
+    for mean, std in seen:
+        data = data.normalised(mean, std)
+    few = Dataset.of(
+        data.name,
+        _spread(data.images, data.labels, options.samples),
+        _spread(data.test_images, data.test_labels, options.samples),
+        data.mean,
+        data.std,
+        data.classes,
+    )
+    return Images(data.name, data.shape, *(_even(few, part, options.batch) for part in ("train", "test")))
+
+
+def need_data(what: str) -> NoReturn:
+    """Refuse what cannot be done without images."""
+    raise InputError(f"{what}, and no data was given. Add --data NAME, such as --data digits.")
+
+
+def _normalisations(names: Sequence[str], checksum: str) -> set[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """(mean, std) under which the networks of zoos learnt the data with this checksum."""
+    found = set()
+    for name in names:
+        source, _, _ = name.partition(":")
+        folder = Path(name.rpartition(":")[0])
+        if source not in SOURCES and (folder / MANIFEST).is_file():
+            plan = read_manifest(folder).plan.data
+            if plan["checksum"] == checksum:
+                found.add((tuple(map(float, plan["mean"])), tuple(map(float, plan["std"]))))
+    return found
+
+
+def _spread(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """So many images over the whole part: folders of images are sorted by class, and the first are of one class."""
+    if count >= len(labels):
+        return images, labels
+    chosen = torch.arange(count) * len(labels) // count
+    return images[chosen], labels[chosen]
+
+
+def _even(data: Dataset, split: str, most: int) -> Batches:
+    """Batches of nearly one size: a last one of a single image would have no variance."""
+    total = len(data.labels if split == "train" else data.test_labels)
+    return data.batches(split, -(-total // -(-total // most)))

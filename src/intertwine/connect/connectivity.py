@@ -1,0 +1,206 @@
+"""`connectivity`: layer by layer, whether two networks can be mixed, and which of the two conditions for it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from intertwine.connect.commutativity import Commutativity
+from intertwine.connect.interpolation import path_between
+from intertwine.connect.layerwise import Walk
+from intertwine.connect.meters import LayerConnectivity, Meters
+from intertwine.connect.statistics import reset_along
+from intertwine.errors import InputError
+from intertwine.features.fingerprint import Fingerprint
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Connectivity:
+    """What `connectivity` found. `skipped` names the layers without features, with the reason.
+
+    `reset_data` is the fingerprint of the data on which BatchNorm statistics were estimated, where they were.
+    """
+
+    alphas: tuple[float, ...]
+    layers: tuple[LayerConnectivity, ...]
+    data: Fingerprint
+    reset_data: Fingerprint | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __getitem__(self, layer: str) -> LayerConnectivity:
+        for one in self.layers:
+            if one.layer == layer:
+                return one
+        raise InputError(f"There is no layer {layer!r} here. Layers: {', '.join(x.layer for x in self.layers)}.")
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per layer and α, as plain data; None where a layer has no such figure."""
+        return [row for layer in self.layers for row in _rows(layer)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "alphas": list(self.alphas),
+            "layers": [asdict(layer) for layer in self.layers],
+            "data": self.data.to_dict(),
+            "reset_data": None if self.reset_data is None else self.reset_data.to_dict(),
+            "skipped": dict(self.skipped),
+        }
+
+    def plot(self) -> Figure:
+        """Left: 1 − cos per layer, one line per α, and between the networks. Right: the two conditions."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise InputError(
+                "A plot was asked for, but matplotlib is not installed: pip install 'intertwine[plot]'."
+            ) from error
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for i, alpha in enumerate(self.alphas):
+            _line(left, [layer.llfc[i].distance for layer in self.layers], f"mix, α = {alpha:g}", "o-")
+        _line(left, [layer.baseline for layer in self.layers], "the two networks", "k--")
+        together = [layer.commutativity for layer in self.layers]
+        _line(right, [x.residual if x else None for x in together], "(W_A − W_B)(H_A − H_B), relative", "s-")
+        _line(right, [layer.sign_agreement for layer in self.layers], "same sign before activations", "^-")
+        left.set_title(f"1 − cos of features, {self.data.samples:,} samples", fontsize=9)
+        right.set_title("commutativity and sign agreement", fontsize=9)
+        for axes in (left, right):
+            axes.set_xticks(range(len(self.layers)), [layer.layer for layer in self.layers], rotation=90, fontsize=6)
+            axes.legend(fontsize=7)
+        return figure
+
+    def __repr__(self) -> str:
+        reset = "" if self.reset_data is None else f", statistics reset on {self.reset_data.samples:,}"
+        head = f"Connectivity({len(self.layers)} layers, α = {', '.join(f'{x:g}' for x in self.alphas)}; 1 − cos"
+        head += f" of features, largest over α; {self.data.samples:,} samples{reset})"
+        columns = ["layer", "kind", "mix", "networks", "same sign", "commutativity"]
+        cells = [columns, *([*map(str, _cells(layer))] for layer in self.layers)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+        lines = ["  " + "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        return "\n".join([head, *lines, *(f"  {x.layer}: {note}" for x in self.layers for note in x.notes)])
+
+
+def _cells(layer: LayerConnectivity) -> Iterator[str]:
+    yield from (layer.layer or "(model)", layer.kind)
+    residual = layer.commutativity.residual if layer.commutativity else None
+    for value in (layer.distance, layer.baseline, layer.sign_agreement, residual):
+        yield "" if value is None else f"{value:.3g}"
+
+
+def _rows(layer: LayerConnectivity) -> Iterator[dict[str, Any]]:
+    shared = layer.commutativity or Commutativity(None, None, None)
+    for i, one in enumerate(layer.llfc):
+        extra = layer.additivity[i] if layer.additivity else None
+        yield {
+            "layer": layer.layer, "kind": layer.kind, "alpha": one.alpha,
+            "llfc": one.distance, "c": one.c, "c_mean": one.c_mean, "c_std": one.c_std, "baseline": layer.baseline,
+            "additivity": extra and extra.distance, "additivity_residual": extra and extra.residual,
+            "sign_agreement": layer.sign_agreement, "commutativity": shared.residual,
+            "weights_apart": shared.weights, "inputs_apart": shared.inputs, "notes": "; ".join(layer.notes),
+        }  # fmt: skip
+
+
+def _line(axes: Any, values: Sequence[float | None], label: str, style: str) -> None:
+    """Joins the layers that have a value; the others are left out."""
+    known = [(i, value) for i, value in enumerate(values) if value is not None]
+    axes.plot([i for i, _ in known], [value for _, value in known], style, label=label, markersize=3)
+
+
+def connectivity(
+    a: nn.Module,
+    b: nn.Module,
+    data: Any,
+    alphas: Sequence[float | int] = (0.25, 0.5, 0.75),
+    layers: str | Iterable[str] | None = None,
+    *,
+    reset_statistics: Any = None,
+) -> Connectivity:
+    """Layer by layer: is the feature of the mix α·a + (1 − α)·b the mix of the features of a and b?
+
+    Where it is, up to a positive factor, at the last layer, the mix makes no error that neither a nor b makes. It
+    follows, with the factor 1, from two conditions that are measured as well: weak additivity at every activation and
+    commutativity at every linear layer. Activations that are no modules (`torch.relu` in a forward) are not seen.
+
+    Args:
+        a, b: two networks of one architecture; neither is changed. They run in evaluation mode.
+        data: batches of (inputs, targets), read once; memory holds the features of one batch. Padding counts.
+        alphas: the weights of a in the mix; `interpolate(a, b, t)` has t = 1 − α.
+        layers: module paths and patterns as `intertwine.features` reads them. None: every layer that holds weights and
+            every elementwise activation.
+        reset_statistics: batches on which BatchNorm statistics are estimated again, for both ends and every mix.
+
+    Returns:
+        A `Connectivity`: one `LayerConnectivity` per layer, `.to_rows()`, `.plot()`. Samples whose features are zero
+        have no angle: they are left out and counted in the notes of the layer.
+
+    Raises:
+        MismatchError: networks of different architectures. InputError: no data, unknown layers, bad alphas.
+
+    Example:
+        >>> import torch, intertwine
+        >>> a = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> data = [(torch.randn(16, 3), torch.zeros(16).long())]
+        >>> found = intertwine.connectivity(a, a, data)
+        >>> [layer.distance < 1e-6 for layer in found.layers], found["1"].sign_agreement
+        ([True, True, True], 1.0)
+    """
+    weights = _checked(alphas)
+    path, reset_data = path_between(a, b, [0.0, 1.0, *(1 - alpha for alpha in weights)]), None
+    if reset_statistics is not None:
+        path, reset_data = reset_along(path, reset_statistics)
+    walk = Walk([lambda i=i: path.network(i) for i in range(len(path.ts))], data, layers)
+    meters = Meters(a, b, weights)
+    for visit in walk:
+        meters.ends(visit)
+        for i in range(len(weights)):
+            meters.between(i, visit, visit.between(i))
+    return Connectivity(weights, meters.results(), walk.hasher.fingerprint, reset_data, walk.skipped)
+
+
+def _checked(alphas: Sequence[float | int]) -> tuple[float, ...]:
+    weights = tuple(float(alpha) for alpha in alphas)
+    if not weights or not all(0 < alpha < 1 for alpha in weights) or len(set(weights)) < len(weights):
+        raise InputError(
+            "alphas are the weights of the first network in the mix, each once and strictly between 0 and 1; found "
+            f"{list(alphas)}."
+        )
+    return weights
+
+
+def side_by_side(
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]], data: Any, alpha: float = 0.5, **options: Any
+) -> list[dict[str, Any]]:
+    """The same figures for several pairs of one architecture: one row per layer, columns such as "after: llfc".
+
+    It answers what an alignment did: `{"before": (a, b), "after": (a, aligned.model)}`. For a linear layer the residual
+    of commutativity stands beside its two factors: matching weights shrinks one, matching activations the other.
+
+    Args:
+        pairs: name → two networks. data: batches of (inputs, targets), read once per pair, so no generator.
+        alpha: the weight of the first network. options: of `connectivity`.
+
+    Example:
+        >>> import torch
+        >>> a, b = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        >>> rows = side_by_side({"one": (a, b), "same": (a, a)}, [(torch.randn(8, 3), torch.zeros(8).long())])
+        >>> rows[0]["one: weights_apart"] > rows[0]["same: weights_apart"]
+        True
+    """
+    if isinstance(data, Iterator):
+        raise InputError("The data is read once per pair, but a generator can be read only once. Pass a list.")
+    if not pairs:
+        raise InputError("No pair was given. Pass name → (first network, second network).")
+    kept = ("llfc", "c", "baseline", "additivity", "sign_agreement", "commutativity", "weights_apart", "inputs_apart")
+    table: dict[str, dict[str, Any]] = {}
+    for name, (a, b) in pairs.items():
+        for row in connectivity(a, b, data, (alpha,), **options).to_rows():
+            entry = table.setdefault(row["layer"], {"layer": row["layer"], "kind": row["kind"]})
+            entry.update({f"{name}: {key}": row[key] for key in kept})
+    return list(table.values())
