@@ -34,11 +34,7 @@ RESULTS = Path(__file__).parent / "results" / "align.json"
 
 def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One row per pair and method, as soon as it is known."""
-    changes = {name: getattr(options, name) for name in ("epochs", "spawn") if getattr(options, name)}
-    zoo = it.zoo.train(
-        options.name, seeds=seeds(options.seeds), data=options.data, out=options.zoo, recipe=options.recipe,
-        options=dict(map(option, options.option)), device=options.device, score_every=1000, **changes,
-    )  # fmt: skip
+    zoo = networks(options)
     data = zoo.dataset()
     example = (torch.zeros(2, *data.shape),)
     symmetry = it.symmetry(zoo[0], *example)
@@ -55,6 +51,20 @@ def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for i, j in chosen[options.first :]:
         for row in measure_pair(zoo[i], zoo[j], data, example, symmetry, setting):
             yield said | {"pair": [zoo.seeds[i], zoo.seeds[j]]} | row
+
+
+def networks(options: argparse.Namespace) -> it.zoo.Zoo:
+    """The zoo of the folder if it holds all seeds, however they were trained; else it is trained."""
+    wanted = seeds(options.seeds)
+    if (Path(options.zoo) / "manifest.json").exists():
+        held = it.zoo.load(options.zoo)
+        if set(wanted) <= set(held.seeds):
+            return held
+    changes = {name: getattr(options, name) for name in ("epochs", "spawn") if getattr(options, name)}
+    return it.zoo.train(
+        options.name, seeds=wanted, data=options.data, out=options.zoo, recipe=options.recipe,
+        options=dict(map(option, options.option)), device=options.device, score_every=1000, **changes,
+    )  # fmt: skip
 
 
 def device_name(options: argparse.Namespace) -> str:

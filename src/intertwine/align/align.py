@@ -67,8 +67,9 @@ def align(
             "straight-through" and "sinkhorn" (permutations with a low task loss halfway between a and b), or another
             name in `SOLVERS`.
         data: batches of (inputs, targets), for the methods that look at features or losses.
-        seed: of the order of wires and of random starts. starts: how many starts are tried, the best is kept: the
-            identity, the way between canonical forms, paired units, then random elements.
+        seed: of the order of wires and of random starts. starts: how many are tried (the identity, the way between
+            canonical forms, paired units, the way in from the embeddings, then random elements); the one that is best
+            after one sweep over all wires is followed to the end.
         wires: names of the only wires to move; all of them by default. buffers: count batch statistics too.
         sweeps: the most times that descent visits every wire from one start.
         symmetry: the symmetry of the architecture where it is already known; both models are then trusted to be of it.

@@ -19,7 +19,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from intertwine.align.frank_wolfe import frank_wolfe
-from intertwine.align.pair import Pair, Place
+from intertwine.align.inner_products import SHORT
+from intertwine.align.pair import Pair
+from intertwine.align.place import Place
 from intertwine.shapes import Float
 from intertwine.symmetry.element import Move, identity_move
 
@@ -35,7 +37,12 @@ def assign(pair: Pair, s: int, signs: bool = False) -> bool:
     """Bring a strand into the order (with `signs`: order and signs) that fits best; whether anything moved."""
     inner = _inner_strands(pair, s)
     moved = bool(inner) and _try(pair, _nested_moves(pair, s, inner))
-    moved = _try(pair, _plain_moves(pair, s, signs)) or moved
+    moves, before = _plain_moves(pair, s, signs), tuple(pair.b)
+    if _try(pair, moves):
+        moved = True
+        order, sign = moves[s].permutation, moves[s].sign
+        if order is not None and (sign is None or bool((sign > 0).all())):
+            pair.products.reordered(pair.places[s], order.reshape(-1, order.shape[-1]), before)
     return frank_wolfe(pair, s) or moved
 
 
@@ -45,7 +52,7 @@ def _try(pair: Pair, moves: dict[int, Move]) -> bool:
 
 def _plain_moves(pair: Pair, s: int, signs: bool) -> dict[int, Move]:
     strand = pair.strands[s]
-    fit, pattern = _best_signs(pair, s, signs, _fits(pair, s))
+    fit, pattern = _best_signs(pair, s, signs, _fits(pair, s, signs))
     order = (
         torch.stack([_assign(f) for f in fit]) if strand.permutes else torch.arange(strand.size).expand(fit.shape[:2])
     )
@@ -66,19 +73,17 @@ def _shape(move: Move) -> tuple[int, ...]:
     return tuple(move.permutation.shape)
 
 
-def _fits(pair: Pair, s: int) -> dict[tuple[int, ...], Fit]:
-    """How well units fit, summed over places with the same exponents of signs."""
-    found: dict[tuple[int, ...], Tensor] = {}
+def _fits(pair: Pair, s: int, signs: bool) -> dict[tuple[int, ...], Fit]:
+    """How well units fit, summed over places; with `signs`, over those with the same exponents of signs."""
+    groups: dict[tuple[int, ...], list[Place]] = {}
     for place in pair.places[s]:
-        flips = tuple(int(f) for f in place.leaf.flips)
-        fit = _products(pair.rows_of_a(place), pair.rows_of_b(place))
-        found[flips] = found[flips] + fit if flips in found else fit
-    return found
+        groups.setdefault(tuple(int(f) for f in place.leaf.flips) if signs else (), []).append(place)
+    return {flips: pair.products.total(places) for flips, places in groups.items()}
 
 
 def _products(x: Tensor, y: Tensor) -> Float[Tensor, "copies n m"]:
     """Inner products of all rows; short rows in double precision, which costs nothing there."""
-    if x.shape[-1] <= 16:
+    if x.shape[-1] <= SHORT:
         x, y = x.double(), y.double()
     return torch.matmul(x, y.mT).cpu()
 

@@ -20,7 +20,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from intertwine.align.matrices import LEAST_GAIN, best_matrix, grams, matrix_move
-from intertwine.align.pair import Pair, Place
+from intertwine.align.pair import Pair
+from intertwine.align.place import Place
 from intertwine.shapes import Float
 from intertwine.symmetry.element import Element, Move, identity_move
 

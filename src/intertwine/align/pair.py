@@ -7,13 +7,15 @@ falls; the element that all steps make together is kept beside them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import torch
 from torch import Tensor
 
+from intertwine.align.inner_products import InnerProducts
 from intertwine.align.objective import squared_distance, unmoved_part
+from intertwine.align.place import Place
 from intertwine.canonical.blocks import Block, Pieces, moved, pieces
 from intertwine.shapes import Float
 from intertwine.symmetry.element import Element, Move, identity_move
@@ -22,21 +24,6 @@ from intertwine.symmetry.symmetry import Symmetry
 
 #: A step must lower the distance of the blocks it touches by more than this share of it: less is rounding.
 LEAST = 1e-12
-
-
-@dataclass(frozen=True)
-class Place:
-    """One occurrence of a strand: in which block, along which dimensions (bases, then its own), and what is left."""
-
-    block: int
-    leaf: Leaf
-    front: tuple[int, ...]
-    rest: tuple[int, ...]
-
-    def rows(self, x: Tensor) -> Float[Tensor, "copies n entries"]:
-        """The slices of a block: one row per copy and index of the strand."""
-        shape = [x.shape[d] for d in self.front]
-        return x.permute(*self.front, *self.rest).reshape(prod(shape[:-1]), shape[-1], -1)
 
 
 class Pair:
@@ -58,6 +45,7 @@ class Pair:
         self.around = [self._neighbours(s) for s in range(len(self.strands))]
         self.unmoved = unmoved_part(symmetry, a, self.weights_b)
         self._rows: dict[Place, Tensor] = {}
+        self.products = InnerProducts(self.rows_of_a, self.rows_of_b, lambda i: self.b[i])
         self.start_at(symmetry.identity())
 
     def start_at(self, element: Element) -> None:

@@ -4,8 +4,10 @@ With one scale t = ln s per unit, the objective is Σ_p N_p e^{2pt} − 2 C_p e^
 which the scale enters (+1 where a unit is written, −1 where it is read), N_p is the squared length of B's slices there
 and C_p their inner product with A's. There may be two minima, so Newton's method has several starts, the best is kept.
 
-Where a scale enters on one side only (weights before a batch norm), this would shrink weights of unlike units towards
-zero, which changes no function and brings no networks together. There the length stays between those of A and B.
+The minimum itself is not what brings networks together. Where matched units are unlike, C is small, and the distance
+falls most when B's slices shrink, whatever A's lengths are; B then has little say in the middle of the line, more so in
+some layers than in others, and deep networks break there. So a scale goes from where it is towards the one with which
+B's slices have the lengths of A's, and only as far as the objective falls. For networks of one orbit both are the same.
 """
 
 from __future__ import annotations
@@ -84,17 +86,14 @@ def _lengths(a: Tensor, b: Tensor) -> list[Float[Tensor, "copies n"]]:
 
 
 def best_log_scale(terms: Mapping[float, Terms]) -> Float[Tensor, "*units"]:
-    """ln of the scale that minimises the objective of every unit; 0 for units on which nothing depends."""
-    sides = [[t.length_b > DEAD for p, t in terms.items() if p * side > 0] for side in (-1, 1)]
-    none = torch.zeros_like(next(iter(terms.values())).inner, dtype=torch.bool)
-    below, above = (torch.stack([none, *side]).any(0) for side in sides)
-    both = below & above
-    found = torch.zeros(none.shape, dtype=torch.float64)
-    if bool(both.any()):
-        found = torch.where(both, _minimise(terms, _starts(terms)), found)
-    if bool((below ^ above).any()):
-        found = torch.where(below ^ above, _between_lengths(terms), found)
-    return found
+    """ln of the best scale between 1 and the one that gives B's slices the lengths of A's; 0 for dead units."""
+    alike = {p: replace(x, inner=(x.length_a * x.length_b).sqrt()) for p, x in terms.items()}
+    same = _minimise(alike, _starts(alike))
+    best = _minimise(terms, [torch.zeros_like(same), same])
+    inside = torch.minimum(torch.maximum(best, same.clamp(max=0.0)), same.clamp(min=0.0))
+    measured = torch.stack([(x.length_a > DEAD) & (x.length_b > DEAD) for x in terms.values()]).any(0)
+    falls = _value(terms, inside) < _value(terms, torch.zeros_like(inside))
+    return torch.where(measured & falls, inside, 0.0)
 
 
 def _starts(terms: Mapping[float, Terms]) -> list[Tensor]:
@@ -116,10 +115,12 @@ def _log_ratio(x: Tensor, y: Tensor) -> Tensor:
 
 def _minimise(terms: Mapping[float, Terms], starts: list[Tensor]) -> Tensor:
     ends = torch.cat([starts[0][None], _newton(terms, torch.stack(starts))])
-    values = sum(
-        (x.length_b * (2 * p * ends).exp() - 2 * x.inner * (p * ends).exp() for p, x in terms.items()), 0 * ends
-    )
-    return ends.gather(0, values.argmin(0, keepdim=True))[0]
+    return ends.gather(0, _value(terms, ends).argmin(0, keepdim=True))[0]
+
+
+def _value(terms: Mapping[float, Terms], t: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
+    """The part of the objective that depends on the scales."""
+    return sum((x.length_b * (2 * p * t).exp() - 2 * x.inner * (p * t).exp() for p, x in terms.items()), 0 * t)
 
 
 def _newton(terms: Mapping[float, Terms], t: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
@@ -144,13 +145,3 @@ def _newton(terms: Mapping[float, Terms], t: Float[Tensor, "*points"]) -> Float[
         if not (np.abs(step) > FINEST / 10).any():
             break
     return torch.from_numpy(found)
-
-
-def _between_lengths(terms: Mapping[float, Terms]) -> Tensor:
-    """For units with a scale on one side only: the best scale with which lengths stay between those of A and B."""
-    alike = {p: replace(x, inner=(x.length_a * x.length_b).sqrt()) for p, x in terms.items()}
-    same = _minimise(alike, _starts(alike))
-    best = _minimise(terms, [torch.zeros_like(same), same])
-    inside = torch.minimum(torch.maximum(best, same.clamp(max=0.0)), same.clamp(min=0.0))
-    measured = torch.stack([(x.length_a > DEAD) & (x.length_b > DEAD) for x in terms.values()]).any(0)
-    return torch.where(measured, inside, 0.0)

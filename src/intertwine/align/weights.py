@@ -17,8 +17,10 @@ from intertwine.align.task import Found, Task
 from intertwine.align.visits import improve
 from intertwine.symmetry.element import Element
 
-#: A sweep over matrices that lowers the objective by less than this share of it is the last.
+#: A sweep that lowers the objective by less than this share of it is the last.
 LEAST_GAIN = 1e-5
+#: The same while starts are compared: one sweep each, after which the best one is seen to go on being the best.
+ONE_SWEEP = 1.0
 #: Squared distances below this share of the squared length are taken for rounding, where matrices act.
 ROUNDING = 1e-12
 
@@ -44,17 +46,23 @@ def solve_weights(task: Task, options: WeightsOptions) -> Found:
     generator = torch.Generator().manual_seed(task.seed)
     history: list[Step] = []
     best: tuple[float, Element] | None = None
-    least, equal = (LEAST_GAIN, pair.unmoved + ROUNDING * pair.size) if problem.matrices else (0.0, pair.unmoved)
+    equal = pair.unmoved + (ROUNDING * pair.size if problem.matrices else 0.0)
     for name, element in problem.starts(task.starts, task.seed):
         pair.start_at(permutations_of(element, "matrix"))
-        history += _descend(task, pair, name, generator, least)
+        history += _descend(task, pair, name, generator, ONE_SWEEP)
         if best is None or pair.objective < best[0]:
             best = pair.objective, pair.element
         if pair.objective <= equal:
             break  # nothing is nearer than equal
     assert best is not None
-    task.pair.start_at(best[1])
-    return best[1], history
+    if pair.objective != best[0]:
+        pair.start_at(best[1])
+    if best[0] > equal:
+        history += _descend(task, pair, "the best of these", generator, LEAST_GAIN)
+    found = pair.element
+    if pair is not task.pair:
+        task.pair.start_at(found)
+    return found, history
 
 
 def _descend(task: Task, pair: Pair, start: str, generator: torch.Generator, least: float) -> list[Step]:

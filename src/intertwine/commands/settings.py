@@ -24,7 +24,7 @@ def settings(method: str, texts: Sequence[str]) -> dict[str, Any]:
     for name, value in given.items():
         kinds = [kind for kind in KINDS if kind in (get_args(hints[name]) or (hints[name],))] if name in hints else []
         # exact types: True would pass for a whole number, and "false" for True
-        if kinds and type(value) not in kinds and not (type(value) is int and float in kinds):
+        if kinds and type(value) not in kinds:
             wanted = " or ".join(KINDS[kind] for kind in kinds if not (kind is int and float in kinds))
             raise InputError(
                 f"The option {name} of the method {method!r} was given as {value!r}; it must be {wanted}. Leave it out "
