@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from align_planted import measure_planted
-from align_quality import METHODS, Setting, measure_pair, pairs_of
+from align_quality import METHODS, Setting, measure_pair, pairs_of, with_unit_lengths
 from align_speed import measure_speed
 
 import intertwine as it
@@ -30,6 +30,8 @@ from intertwine.commands.words import option, seeds
 from intertwine.zoo.files import write_json
 
 RESULTS = Path(__file__).parent / "results" / "align.json"
+#: Rows of barriers that agree in these speak of the same thing, and the newer one is kept.
+SAME = ("architecture", "options", "data", "recipe", "spawn", "rescaled", "pair", "method")
 
 
 def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -44,12 +46,14 @@ def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     said = {
         "architecture": options.name, "options": options.option, "data": options.data, "device": device_name(options),
         "recipe": zoo.manifest.plan.recipe["name"], "epochs": zoo.manifest.plan.recipe["epochs"],
-        "spawn": options.spawn, "accuracy": statistics.mean(r.accuracy for r in zoo.records),
+        "spawn": options.spawn, "rescaled": options.rescaled,
+        "accuracy": statistics.mean(r.accuracy for r in zoo.records),
         "points": options.points, "seen": options.seen, "test": min(options.test, len(data.test_labels)),
     }  # fmt: skip
     chosen = pairs_of(len(zoo), options.pairs)
     for i, j in chosen[options.first :]:
-        for row in measure_pair(zoo[i], zoo[j], data, example, symmetry, setting):
+        second = with_unit_lengths(symmetry, zoo[j]) if options.rescaled else zoo[j]
+        for row in measure_pair(zoo[i], second, data, example, symmetry, setting):
             yield said | {"pair": [zoo.seeds[i], zoo.seeds[j]]} | row
 
 
@@ -115,7 +119,8 @@ def _speed_table(results: dict[str, Any]) -> Iterator[str]:
 def _named(row: dict[str, Any]) -> str:
     """What networks a row speaks of."""
     words = [row["architecture"], *row["options"]]
-    return " ".join(words) + (f", spawned after {row['spawn']}" if row["spawn"] else "")
+    more = [f"spawned after {row['spawn']}"] if row["spawn"] else []
+    return ", ".join([" ".join(words), *more, *(["second with unit lengths"] if row.get("rescaled") else [])])
 
 
 def _groups(rows: list[dict[str, Any]]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
@@ -187,6 +192,7 @@ def parser() -> argparse.ArgumentParser:
     quality.add_argument("--recipe")
     quality.add_argument("--epochs", type=int)
     quality.add_argument("--spawn", type=int, default=0, help="epochs that the networks share")
+    quality.add_argument("--rescaled", action="store_true", help="bring the second network's units to length one first")
     quality.add_argument("--seeds", default="0:2")
     quality.add_argument("--zoo", required=True, metavar="FOLDER", help="where the networks are, or are put")
     quality.add_argument("--pairs", type=int, default=4)
@@ -216,7 +222,7 @@ def main() -> None:
     elif options.part == "quality":
         for row in measure_quality(options):
             print(json.dumps(row), flush=True)
-            keep(options.results, "quality", [row], ("architecture", "options", "data", "spawn", "pair", "method"))
+            keep(options.results, "quality", [row], SAME)
     print(page(json.loads(options.results.read_text()) if options.results.exists() else {}))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch import nn
 
 import intertwine as it
 from intertwine.align.align import SOLVERS
+from intertwine.canonical.blocks import pieces, weights_of
+from intertwine.canonical.gauge import ScaleGauge
 from intertwine.connect.statistics import batch_norms
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.zoo.datasets.dataset import Dataset
@@ -88,6 +90,15 @@ def layers_of(a: nn.Module, b: nn.Module, data: Dataset, setting: Setting) -> di
     return {
         "llfc_worst": max(mixed), "llfc_logits": mixed[-1], "baseline_worst": max(apart), "baseline_logits": apart[-1],
     }  # fmt: skip
+
+
+def with_unit_lengths(symmetry: Symmetry, model: nn.Module) -> nn.Module:
+    """The same function with every unit's weights brought to length one, as tools do that even out ranges."""
+    cut = pieces(symmetry, weights_of(symmetry, model), copy=True)
+    scales = ScaleGauge(cut).run()
+    identity = symmetry.identity()
+    moves = {i: replace(m, scale=scales[i]) if i in scales else m for i, m in identity.moves.items()}
+    return symmetry.act(replace(identity, moves=moves), model)
 
 
 def aligned(

@@ -1,4 +1,6 @@
-"""Write the measured tables of docs/canonical.md and docs/zoo.md again, from the committed result files alone.
+"""Write the measured tables of docs/canonical.md, docs/zoo.md and docs/alignment.md again.
+
+They are made from the committed result files alone.
 
 python docs/results.py
 """
@@ -14,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "bench"))
 PAGE = ROOT / "docs" / "canonical.md"
 ZOO_PAGE = ROOT / "docs" / "zoo.md"
+ALIGNMENT_PAGE = ROOT / "docs" / "alignment.md"
 NAMES = {"unsorted": "as trained", "ensemble": "ensemble of predictions"}
 
 
@@ -87,6 +90,17 @@ def written_zoo(page: str) -> str:
     return put(page, "bench", bench_tables(results).strip())
 
 
+def written_alignment(page: str) -> str:
+    """The page of alignment with its tables."""
+    import align
+    import align_transformers
+
+    results = json.loads(align.RESULTS.read_text(encoding="utf-8"))
+    transformers = json.loads(align_transformers.RESULTS.read_text(encoding="utf-8"))
+    return put(page, "bench", "\n".join([align.page(results), align_transformers.page(transformers)]).strip())
+
+
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     ZOO_PAGE.write_text(written_zoo(ZOO_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    ALIGNMENT_PAGE.write_text(written_alignment(ALIGNMENT_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

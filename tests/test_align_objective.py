@@ -11,10 +11,11 @@ from orbits import KINDS, made, mlp, symmetry_of
 from torch import Tensor, nn
 
 import intertwine as it
-from intertwine.align.align import align
+from intertwine.align.align import SOLVERS, align
 from intertwine.align.alignment import Alignment
 from intertwine.align.scales import Terms, best_log_scale
 from intertwine.align.starts import permutations_of
+from intertwine.errors import InputError
 
 METHODS = ("weights", "scale-aware")
 
@@ -245,3 +246,18 @@ def test_nothing_to_align() -> None:
     a, b = two("MLP with ReLU")
     with pytest.raises(it.InputError, match="nothing to align"):
         align(a, b, symmetry=symmetry_of("MLP with ReLU"), wires=[])
+
+
+def test_options_of_a_wrong_kind_are_refused_and_functions_are_not() -> None:
+    solver = SOLVERS["sinkhorn"]
+    with pytest.raises(
+        InputError, match=r"The option steps of the method 'sinkhorn' was given as 2.5; it must be a whole"
+    ):
+        solver.settings("sinkhorn", {"steps": 2.5})
+    with pytest.raises(InputError, match=r"relative of the method 'weights' was given as 'false'; it must be True or"):
+        SOLVERS["weights"].settings("weights", {"relative": "false"})
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean()
+
+    assert solver.settings("sinkhorn", {"loss": loss}).loss is loss

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from torch import nn
 
@@ -19,6 +20,8 @@ from intertwine.errors import InputError, did_you_mean
 from intertwine.symmetry.element import Element
 
 Found = tuple[Element, list[Step]]
+#: Kinds of options that are checked, in words; others (a loss function) are the solver's own affair.
+KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word", NoneType: "None"}
 
 
 @dataclass(frozen=True)
@@ -65,4 +68,19 @@ class Solver:
                     f"The method {name!r} has no option {key!r}. {did_you_mean(key, known)}"
                     f"Its options: {', '.join(known) or 'none'}."
                 )
+        self._check_kinds(name, given or {})
         return self.options(**(given or {}))
+
+    def _check_kinds(self, name: str, given: Mapping[str, Any]) -> None:
+        """Exact types: True would pass for a whole number, and "false" for True."""
+        hints = get_type_hints(self.options)
+        for key, value in given.items():
+            allowed = get_args(hints[key]) or (hints[key],)
+            kinds = [kind for kind in KINDS if kind in allowed]
+            others = any(kind not in KINDS for kind in allowed)  # such as a function
+            if kinds and type(value) not in kinds and (type(value) in KINDS or not others):
+                wanted = " or ".join(KINDS[kind] for kind in kinds if not (kind is int and float in kinds))
+                raise InputError(
+                    f"The option {key} of the method {name!r} was given as {value!r}; it must be {wanted}. Leave it "
+                    "out for the default."
+                )

@@ -20,7 +20,7 @@ from intertwine.align.correlations import matched_correlations
 from intertwine.canonical.equivalence import check_same_architecture
 from intertwine.commands import show
 from intertwine.commands.barrier import barrier_words
-from intertwine.commands.canonicalize import _save as save_weights
+from intertwine.commands.canonicalize import save_weights
 from intertwine.commands.inspect import writing
 from intertwine.commands.networks import Images, load_networks, need_data, read_images
 from intertwine.commands.pictures import check_picture, save_picture

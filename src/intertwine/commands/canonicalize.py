@@ -61,7 +61,7 @@ def _canonicalize(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
     form = Form(found, weights, canon.element, canon.doubts) if lexicographic else make_form(found, weights)
     mark = form.fingerprint()
     if options.out:
-        _save(canon.model, options.out)
+        save_weights(canon.model, options.out)
     if options.element:
         with writing(options.element) as file:
             canon.element.save(file)
@@ -83,7 +83,7 @@ def _told(canon: Canonical, mark: str, options: Namespace) -> Text:
     return Text.assemble(*lines)
 
 
-def _save(model: nn.Module, path: str) -> None:
+def save_weights(model: nn.Module, path: str) -> None:
     """The weights as safetensors; of tied names the first stands for all."""
     tied = tied_names(model)
     state = {name: t.contiguous() for name, t in model.state_dict().items() if tied.get(name, name) == name}

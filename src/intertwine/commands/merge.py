@@ -15,7 +15,7 @@ from torch import nn
 
 from intertwine.align.align import SOLVERS
 from intertwine.commands import show
-from intertwine.commands.canonicalize import _save as save_weights
+from intertwine.commands.canonicalize import save_weights
 from intertwine.commands.networks import Images, load_networks, need_data, read_images
 from intertwine.commands.settings import settings
 from intertwine.connect.merged import Merged, Score, score_notes, scored
