@@ -42,6 +42,8 @@ bench: $(VENV)/.installed-dev  ## measure everything: discovery time, fuzzed net
 	$(BIN)/python bench/canonical.py --planted --again
 	$(BIN)/python bench/zoo.py cpu
 	$(BIN)/python bench/measure.py
+	$(BIN)/python bench/align.py planted
+	$(BIN)/python bench/align.py speed
 	$(BIN)/python bench/measure_validation.py --skip soft_matching
 
 docs: $(VENV)/.installed-dev  ## write the generated pages again from the results at hand
@@ -49,6 +51,7 @@ docs: $(VENV)/.installed-dev  ## write the generated pages again from the result
 	$(BIN)/python docs/activations.py
 	$(BIN)/python docs/measures.py
 	$(BIN)/python docs/figures.py
+	$(BIN)/python docs/alignment_figures.py
 	$(BIN)/python experiments/thesis_table1.py --plot docs/images/thesis-table1.svg
 	$(BIN)/python docs/results.py
 	$(BIN)/intertwine inspect examples/residual.py:net --svg docs/images/wires.svg

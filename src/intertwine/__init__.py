@@ -15,6 +15,7 @@ from intertwine.version import VERSION
 if TYPE_CHECKING:
     from intertwine import zoo as zoo
     from intertwine.align.align import align as align
+    from intertwine.align.correlations import matched_correlations as matched_correlations
     from intertwine.align.many import align_many as align_many
     from intertwine.align.widths import align_widths as align_widths
     from intertwine.canonical.canonicalize import canonicalize as canonicalize
@@ -54,6 +55,7 @@ _HOMES = {
     "align": "align.align",
     "align_many": "align.many",
     "align_widths": "align.widths",
+    "matched_correlations": "align.correlations",
     "equivalent": "canonical.equivalence",
     "fingerprint": "canonical.fingerprint",
     "naturality": "canonical.naturality",

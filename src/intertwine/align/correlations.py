@@ -96,7 +96,10 @@ class MatchedCorrelations:
         return {"mean": self.mean, "wires": [w.to_dict() for w in self.wires], "data": self.data.to_dict()}
 
     def plot(self, before: MatchedCorrelations | None = None) -> Figure:
-        """The matrices side by side, up to twelve wires, the lowest mean first; with `before`, those above these."""
+        """The matrices side by side, up to twelve wires, the lowest mean first; with `before`, those above these.
+
+        The units of a wire are drawn in the order of their matched correlation, so that matches show as a diagonal.
+        """
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
@@ -112,10 +115,11 @@ class MatchedCorrelations:
         image = None
         for axes_of_row, (words, wires) in zip(grid, rows, strict=True):
             for axes, wire in zip(axes_of_row, wires, strict=True):
-                image = axes.imshow(wire.matrix.numpy(), vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest")
+                order = self[wire.wire].matrix.diagonal().argsort(descending=True)
+                image = axes.imshow(wire.matrix[order][:, order].numpy(), vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest")
                 mean = "no unit varies" if wire.mean is None else f"mean {wire.mean:.2f}"
                 axes.set_title(f"{wire.wire}\n{words}{mean}", fontsize=8)
-                axes.set_xlabel("unit of the second", fontsize=7)
+                axes.set_xlabel("unit of the second, best match first", fontsize=7)
                 axes.set_ylabel("unit of the first", fontsize=7)
                 axes.tick_params(labelsize=6)
         assert image is not None

@@ -1,0 +1,62 @@
+"""Draw the figures of docs/alignment.md again, from networks trained on digits in seconds. Needs `plot` and `data`.
+
+python docs/alignment_figures.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+
+mpl.use("svg")
+import matplotlib.pyplot as plt
+from figures import IMAGES, STEADY
+
+import intertwine as it
+
+WIDTHS = (64, 64, 64, 10)
+
+
+def draw(folder: Path) -> None:
+    """Two networks of different seeds, before and after alignment."""
+    with tempfile.TemporaryDirectory() as place:
+        zoo = it.zoo.train("mlp", seeds=range(2), data="digits", out=place, options={"widths": WIDTHS}, epochs=20)
+        data = zoo.dataset()
+        test, x = list(data.batches("test")), torch.zeros(1, *data.shape)
+        a, b = zoo[0], zoo[1]
+        moved = it.align(a, b, x).model
+    with mpl.rc_context(STEADY):
+        _summary(a, b, moved, test, folder / "alignment.svg")
+        before, after = (it.matched_correlations(a, m, test, x) for m in (b, moved))
+        figure = after.plot(before)
+        figure.savefig(folder / "matching.svg", format="svg", metadata={"Date": None})
+
+
+def _summary(a: torch.nn.Module, b: torch.nn.Module, moved: torch.nn.Module, test: list, path: Path) -> None:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.4))
+    for label, other, colour in (("as trained", b, "C3"), ("after align", moved, "C0")):
+        found = it.barrier(a, other, test, points=25)
+        left.plot(found.ts, [100 * e for e in found.error or ()], color=colour, label=label)
+        layers = it.connectivity(a, other, test, alphas=(0.5,)).layers
+        shown = [layer.llfc[0].distance for layer in layers]
+        right.plot(range(len(layers)), shown, "o-", color=colour, label=label, markersize=4)
+    left.set(xlabel="t, from the first network to the second", ylabel="wrong answers, %", ylim=(0, None))
+    left.set_title("On the line between two networks", loc="left", fontsize=11)
+    right.set_xticks(range(len(layers)), [layer.layer for layer in layers])
+    right.set(xlabel="layer", ylabel="1 − cos", ylim=(0, None))
+    right.set_title("Mixed features against the mix of features", loc="left", fontsize=11)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    IMAGES.mkdir(exist_ok=True)
+    draw(IMAGES)
+    print("wrote alignment.svg, matching.svg")
