@@ -4,6 +4,7 @@
     python bench/align.py speed --peers PYTHON              # weight matching beside rebasin and the usual loop
     python bench/align.py quality myrtle --recipe godfrey --seeds 0:8 --zoo zoos/myrtle      # barriers (one GPU)
     python bench/align.py quality mlp --data mnist --option widths=[784,512,512,512,10] --seeds 0:4 --zoo zoos/mnist
+    python bench/align.py tiny10                            # barriers of the published Tiny-10 checkpoints
     python bench/align.py page                              # the tables of everything measured so far
 
 `quality` trains the networks unless the folder holds them. PYTHON is an interpreter of another environment that has
@@ -26,6 +27,7 @@ from align_quality import METHODS, Setting, measure_pair, pairs_of, with_unit_le
 from align_speed import measure_speed
 
 import intertwine as it
+from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.commands.words import option, seeds
 from intertwine.zoo.files import write_json
 
@@ -55,6 +57,28 @@ def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         second = with_unit_lengths(symmetry, zoo[j]) if options.rescaled else zoo[j]
         for row in measure_pair(zoo[i], second, data, example, symmetry, setting):
             yield said | {"pair": [zoo.seeds[i], zoo.seeds[j]]} | row
+
+
+def measure_tiny10(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The same for the published Tiny-10 checkpoints, under the normalisation they were trained with."""
+    files = sorted((Path(os.environ["INTERTWINE_DATA"]) / "tiny10").glob("*.safetensors"))
+    models = []
+    for file in files:
+        models.append(it.zoo.build("tiny10").eval())
+        fill(models[-1], read_checkpoint(file), str(file))
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+    data = it.zoo.data("cifar10").normalised([255 * x for x in mean], [255 * x for x in std])
+    example = (torch.zeros(2, *data.shape),)
+    symmetry = it.symmetry(models[0], *example)
+    setting = Setting(METHODS, options.points, options.test, options.seen, options.device)
+    said = {
+        "architecture": "tiny10", "options": ["published"], "data": "cifar10", "device": device_name(options),
+        "recipe": "published", "spawn": 0, "rescaled": False, "points": options.points,
+        "seen": options.seen, "test": options.test,
+    }  # fmt: skip
+    for i, j in pairs_of(len(models), options.pairs):
+        for row in measure_pair(models[i], models[j], data, example, symmetry, setting):
+            yield said | {"pair": [i, j], "accuracy": 1 - statistics.mean((row["error"][0], row["error"][-1]))} | row
 
 
 def networks(options: argparse.Namespace) -> it.zoo.Zoo:
@@ -195,14 +219,16 @@ def parser() -> argparse.ArgumentParser:
     quality.add_argument("--rescaled", action="store_true", help="bring the second network's units to length one first")
     quality.add_argument("--seeds", default="0:2")
     quality.add_argument("--zoo", required=True, metavar="FOLDER", help="where the networks are, or are put")
-    quality.add_argument("--pairs", type=int, default=4)
     quality.add_argument("--first", type=int, default=0, help="the first pair to measure")
     quality.add_argument("--methods", default=",".join(METHODS))
-    quality.add_argument("--points", type=int, default=25)
-    quality.add_argument("--test", type=int, default=10_000, help="test images")
-    quality.add_argument("--seen", type=int, default=10_000, help="training images for data and statistics")
     quality.add_argument("--llfc", type=int, default=0, metavar="IMAGES", help="compare features layer by layer too")
-    quality.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    tiny = parts.add_parser("tiny10")
+    for part in (quality, tiny):
+        part.add_argument("--pairs", type=int, default=4)
+        part.add_argument("--points", type=int, default=25)
+        part.add_argument("--test", type=int, default=10_000, help="test images")
+        part.add_argument("--seen", type=int, default=10_000, help="training images for data and statistics")
+        part.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parts.add_parser("page")
     return top
 
@@ -219,8 +245,8 @@ def main() -> None:
         for name in options.networks.split(","):
             rows = measure_speed(name, options.peers if name == "resnet18" else None)
             keep(options.results, "speed", rows, ("architecture", "who"))
-    elif options.part == "quality":
-        for row in measure_quality(options):
+    elif options.part in ("quality", "tiny10"):
+        for row in (measure_quality if options.part == "quality" else measure_tiny10)(options):
             print(json.dumps(row), flush=True)
             keep(options.results, "quality", [row], SAME)
     print(page(json.loads(options.results.read_text()) if options.results.exists() else {}))

@@ -26,8 +26,8 @@ def main(name: str, *files: str) -> None:
         model = build(name).eval()
         model.load_state_dict(load_file(file))
         models.append(model)
-    search = PermutationCoordinateDescent(models[0], models[1], architecture(name).example())
     start = time.perf_counter()
+    search = PermutationCoordinateDescent(models[0], models[1], architecture(name).example())
     search.calculate_permutations()
     search.apply_permutations()
     seconds = time.perf_counter() - start

@@ -16,6 +16,7 @@ from torch import nn
 import intertwine as it
 from intertwine.align.starts import permutations_of
 from intertwine.checkpoint import fill, read_checkpoint
+from intertwine.models.torchvision_ops import declare_missing_ops
 from intertwine.zoo.networks import build
 from intertwine.zoo.networks.registry import architecture
 
@@ -27,6 +28,7 @@ def subjects(data: Path | None) -> Iterator[tuple[str, nn.Module, Any]]:
     for name in ZOO:
         torch.manual_seed(0)
         yield name, build(name).eval(), architecture(name).example()
+    declare_missing_ops()  # transformers imports torchvision where it is installed
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)

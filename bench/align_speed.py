@@ -1,7 +1,7 @@
 """How long weight matching takes, beside rebasin from PyPI and beside the usual coordinate-descent loop.
 
 All three align the same two networks, in one run, and are judged by the same sum of squared distances. rebasin lives in
-an environment of its own and is run as a process there (`bench/align_peer.py`); what it timed is its search alone.
+an environment of its own and is run as a process there (`bench/align_peer.py`), timed from the two models to the end.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ The package is also checked against its own annotations, shapes included, while 
 
 import os
 import random
+from collections.abc import Iterator
 
 import hypothesis
 import numpy as np
@@ -32,3 +33,12 @@ def pytest_runtest_setup() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - third-party code may draw from the global generator
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For modules whose networks are so small that they are slower on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,13 @@ from intertwine.commands import align as command
 from intertwine.commands.networks import _spread
 from intertwine.commands.settings import settings
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Run = Callable[..., tuple[int, str, str]]
 KEYS = {
     *("first", "second", "dataset", "method", "before", "after", "history", "per_wire", "seconds", "barrier"),
     *("out", "element", "plot"),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

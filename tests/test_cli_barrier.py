@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ FILE = """
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 def normed():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))
 
@@ -30,15 +32,6 @@ KEYS = {
     *("reset_data", "without_reset", "batch_norm", "reset", "notes", "plot"),
 }
 MIXED = "The networks have BatchNorm, and nothing was reset"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ Run = Callable[..., tuple[int, str, str]]
 FILE = """
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 def net():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 9, bias=False), nn.ReLU(), nn.Linear(9, 10))
 
@@ -25,15 +27,6 @@ def normed():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 10))
 """
 KEYS = {"models", "dataset", "method", "repair", "weights", "before", "after", "frame", "scores", "notes", "out"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -24,18 +24,11 @@ from intertwine.zoo.datasets.sources import SOURCES, Source
 from intertwine.zoo.manifest import read_manifest
 from intertwine.zoo.networks.registry import architectures
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SOURCE = Path(__file__).parents[1] / "src"
 SMALL = ("--option", "widths=[64,16,10]", "--epochs", "2")
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,17 +23,10 @@ from intertwine.zoo import folder as folder_module
 from intertwine.zoo.files import sha256
 from intertwine.zoo.manifest import Manifest, Plan, Record, read_manifest
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SEEDS = (0, 2, 5, 7)
 SOURCE = Path(__file__).parents[1] / "src"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from intertwine.align.hidden import watch
 from intertwine.canonical.equivalence import check_same_architecture
 from intertwine.errors import InputError, MismatchError
 from intertwine.features.fingerprint import Fingerprint
+from intertwine.features.pictures import new_figure
 from intertwine.shapes import Float
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
@@ -100,23 +101,19 @@ class MatchedCorrelations:
 
         The units of a wire are drawn in the order of their matched correlation, so that matches show as a diagonal.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise InputError(
-                "A plot was asked for, but matplotlib is not installed: pip install 'intertwine[plot]'."
-            ) from error
         if before is not None and [w.wire for w in before.wires] != [w.wire for w in self.wires]:
             raise MismatchError("`before` has other wires than these. Pass the correlations of the same architecture.")
         shown = self.worst_first()[:MOST_SHOWN]
         rows = [("", shown)] if before is None else [("before: ", [before[w.wire] for w in shown]), ("after: ", shown)]
-        figure = Figure(figsize=(1 + 2.4 * len(shown), 0.4 + 2.5 * len(rows)), layout="constrained")
+        figure = new_figure(1 + 2.4 * len(shown), 0.4 + 2.5 * len(rows))
         grid = figure.subplots(len(rows), len(shown), squeeze=False)
         image = None
         for axes_of_row, (words, wires) in zip(grid, rows, strict=True):
             for axes, wire in zip(axes_of_row, wires, strict=True):
                 order = self[wire.wire].matrix.diagonal().argsort(descending=True)
-                image = axes.imshow(wire.matrix[order][:, order].numpy(), vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest")
+                image = axes.imshow(
+                    wire.matrix[order][:, order].numpy(), vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest"
+                )
                 mean = "no unit varies" if wire.mean is None else f"mean {wire.mean:.2f}"
                 axes.set_title(f"{wire.wire}\n{words}{mean}", fontsize=8)
                 axes.set_xlabel("unit of the second, best match first", fontsize=7)

@@ -17,7 +17,7 @@ from torch import Tensor
 from intertwine.align.carriers import carriers
 from intertwine.align.hidden import Captured
 from intertwine.align.products import Products
-from intertwine.canonical.blocks import Site, _cut, _sites
+from intertwine.canonical.blocks import Site, block_sites, cut_block
 from intertwine.shapes import Float
 from intertwine.symmetry.element import Strand
 from intertwine.symmetry.layout import Layout, Leaf
@@ -42,7 +42,7 @@ def rows_of(site: Site, permuted: Collection[int] = ()) -> Float[Tensor, "units 
 
 def sites_of(layout: Layout, x: Tensor, strand: int, strands: tuple[Strand, ...]) -> list[Site]:
     """Where a strand stands in a tensor."""
-    return [site for block in _cut("", x, layout, 0.0) for site in _sites(block, strand, strands)]
+    return [site for block in cut_block("", x, layout, 0.0) for site in block_sites(block, strand, strands)]
 
 
 @dataclass(frozen=True)

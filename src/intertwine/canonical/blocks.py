@@ -142,9 +142,9 @@ def pieces(symmetry: Symmetry, weights: Mapping[str, Tensor], *, copy: bool = Fa
     for name, layout in symmetry.layouts.items():
         if name in weights:
             precision = torch.finfo(weights[name].dtype).eps if weights[name].is_floating_point() else 0.0
-            blocks += _cut(name, _working(weights[name], layout, copy), layout, precision)
+            blocks += cut_block(name, _working(weights[name], layout, copy), layout, precision)
     sites = tuple(
-        tuple(site for block in blocks for site in _sites(block, s, symmetry.strands))
+        tuple(site for block in blocks for site in block_sites(block, s, symmetry.strands))
         for s in range(len(symmetry.strands))
     )
     return Pieces(symmetry.strands, tuple(blocks), sites)
@@ -158,7 +158,8 @@ def _working(tensor: Tensor, layout: Layout, copy: bool) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format) if copy and x is tensor else x.contiguous()
 
 
-def _cut(name: str, x: Tensor, layout: Layout, precision: float) -> Iterator[Block]:
+def cut_block(name: str, x: Tensor, layout: Layout, precision: float) -> Iterator[Block]:
+    """The pieces of one tensor."""
     for data, dims in _expose(x, [Dim(axis, i) for i, axis in enumerate(layout.axes)]):
         yield Block(name, data, dims, precision)
 
@@ -178,7 +179,8 @@ def _expose(x: Tensor, dims: list[Dim]) -> Iterator[tuple[Tensor, tuple[Dim, ...
         yield x, tuple(dims)
 
 
-def _sites(block: Block, strand: int, strands: tuple[Strand, ...]) -> Iterator[Site]:
+def block_sites(block: Block, strand: int, strands: tuple[Strand, ...]) -> Iterator[Site]:
+    """Where a strand occurs in a block."""
     for place in block.places(strand):
         front = (*base_dims(block.dims, place, strands[strand].bases), place)
         yield Site(block, block.leaf(place), front, tuple(d for d in range(len(block.dims)) if d not in front))

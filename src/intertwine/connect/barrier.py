@@ -17,6 +17,7 @@ from intertwine.connect.statistics import reset_along
 from intertwine.errors import InputError
 from intertwine.features.batches import calls, placed
 from intertwine.features.fingerprint import Fingerprint
+from intertwine.features.pictures import new_figure
 from intertwine.features.scoring import Loss
 
 if TYPE_CHECKING:
@@ -91,14 +92,8 @@ class Barrier:
 
     def plot(self) -> Figure:
         """The loss, and the error where there is one, along the line."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise InputError(
-                "A plot was asked for, but matplotlib is not installed: pip install 'intertwine[plot]'."
-            ) from error
         kinds = ["loss"] if self.error is None else ["loss", "error"]
-        figure = Figure(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
+        figure = new_figure(4.2 * len(kinds), 3.2)
         for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
             for name, values in self._columns().items():
                 if name.startswith(kind) and values is not None:

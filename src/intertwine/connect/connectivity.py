@@ -15,6 +15,7 @@ from intertwine.connect.meters import LayerConnectivity, Meters
 from intertwine.connect.statistics import reset_along
 from intertwine.errors import InputError
 from intertwine.features.fingerprint import Fingerprint
+from intertwine.features.pictures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,13 +56,7 @@ class Connectivity:
 
     def plot(self) -> Figure:
         """Left: 1 − cos per layer, one line per α, and between the networks. Right: the two conditions."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise InputError(
-                "A plot was asked for, but matplotlib is not installed: pip install 'intertwine[plot]'."
-            ) from error
-        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        figure = new_figure(10, 3.6)
         left, right = figure.subplots(1, 2)
         for i, alpha in enumerate(self.alphas):
             _line(left, [layer.llfc[i].distance for layer in self.layers], f"mix, α = {alpha:g}", "o-")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from intertwine.errors import InputError, did_you_mean
 from intertwine.features.fingerprint import Fingerprint
+from intertwine.features.pictures import new_figure
 from intertwine.measure.measure import find
 from intertwine.measure.result import Result
 from intertwine.shapes import Float
@@ -71,16 +72,9 @@ class Comparison:
 
     def plot(self, measure: str | None = None) -> Figure:
         """A heat map of one measure, the first network's layers from top to bottom."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise InputError(
-                "A plot was asked for, but matplotlib is not installed: pip install 'intertwine[plot]'."
-            ) from error
         name, values = self._measure(measure), self.matrix(measure)
         low, high = find(name).range
-        size = (2.4 + 0.32 * len(self.second), 1.8 + 0.28 * len(self.first))
-        figure = Figure(figsize=size, layout="constrained")
+        figure = new_figure(2.4 + 0.32 * len(self.second), 1.8 + 0.28 * len(self.first))
         axes = figure.subplots()
         bounds = (low if low > -torch.inf else None, high if high < torch.inf else None)
         picture = axes.imshow(values.numpy(), vmin=max(0.0, bounds[0] or 0.0), vmax=bounds[1], cmap="viridis")
