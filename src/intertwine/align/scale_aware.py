@@ -1,9 +1,13 @@
 """Solver `scale-aware`: permutations, positive scales and signs together, without data.
 
-Units are matched where scales cannot mislead, with both networks in their normal form of scales; where matrices act and
-there is no such form, from the embeddings inwards. From there, and from the result of `weights`, orders, signs, scales
-and matrices are improved in turn on the objective itself. The better one is kept, so the result is never worse than
-that of `weights`.
+Networks of one orbit, up to noise, are brought together exactly: from canonical forms, and from paired units. For
+others, units are matched as they are (`weights`), and once more with both networks in their normal form of scales,
+where scales cannot mislead. Then scales are given where lengths show that they differ (`gauge_gap`), and orders and
+signs are improved again. The nearest of these and the result of `weights` is kept, so the result is never farther
+than that of `weights`.
+
+Scales are not chosen to lower the distance. It falls most when units of B that fit nothing shrink, and deep networks
+aligned that way had higher barriers than without any scales.
 """
 
 from __future__ import annotations
@@ -13,55 +17,82 @@ from collections.abc import Callable
 import torch
 
 from intertwine.align.descent import Step, descend
+from intertwine.align.gauge_gap import close_gap
 from intertwine.align.pair import Pair
 from intertwine.align.scales import rescale
 from intertwine.align.starts import permutations_of, scales_of
 from intertwine.align.task import Found, NoOptions, Task
 from intertwine.align.visits import improve
-from intertwine.align.weights import WeightsOptions, solve_weights
+from intertwine.align.weights import ONE_SWEEP, WeightsOptions, solve_weights
 from intertwine.canonical.blocks import moved, pieces
 from intertwine.canonical.gauge import ScaleGauge
+from intertwine.canonical.matching import match
 from intertwine.symmetry.element import Element
 
-#: A sweep that lowers the objective by less than this share of it is the last: while starts are compared, and then.
-COARSE, FINE = 1e-3, 1e-5
+#: A sweep that lowers the objective by less than this share of it is the last.
+FINE = 1e-5
 #: Squared distances below this share of the squared length are taken for rounding.
 ROUNDING = 1e-12
-ROUNDS = 2  # of order and scale on one wire before the next one has its turn
+#: Networks whose squared distance is below this share of their squared length are of one orbit, up to noise.
+NEAR = 0.05
+ROUNDS = 2  # of order and scale, on one wire or on all of them
 
 
 def solve_scale_aware(task: Task, _options: NoOptions) -> Found:
     """The best element found, and every step on the objective; the pair is left at that element."""
-    problem, pair = task.problem, task.pair
+    pair = task.pair
     generator = torch.Generator().manual_seed(task.seed)
-    equal = pair.unmoved + ROUNDING * pair.size
-    ways: dict[str, Callable[[], Element]] = {}
-    if problem.matrices:  # there are no normal forms to start from
-        ways["embeddings"] = lambda: problem.from_embeddings(signs=True)
-    else:
-        canonical = problem.between_forms().only(*problem.wires)
-        best = min((_reached(pair, element) for element in (permutations_of(canonical), canonical)), key=lambda x: x[0])
-        if best[0] <= equal:  # the networks are of one orbit
-            pair.start_at(best[1])
-            return best[1], [Step("canonical", 0, "", best[0])]
-        ways["canonical"] = lambda: canonical
-        ways["normal scales"] = lambda: _matched_in_normal_form(task)
-    plain, history = solve_weights(task, WeightsOptions())
+    near, history = _one_orbit(task, generator)
+    if near:
+        return pair.element, history
+    plain, steps = solve_weights(task, WeightsOptions())
+    history += steps
     best = pair.objective, plain
-    ways["weights"] = lambda: plain
+    ways: dict[str, Callable[[], Element]] = {"weights": lambda: plain}
+    if not task.problem.matrices:
+        ways["normal scales"] = lambda: _matched_in_normal_form(task)
     for name, make in ways.items():
-        if best[0] <= equal:
-            break  # nothing is nearer than equal, but for rounding
-        pair.start_at(make())
-        history += descend(pair, _visit, name, generator, task.sweeps, COARSE)
-        if pair.objective < best[0] and _stays_finite(task, pair.element):
-            best = pair.objective, pair.element
+        element = make()
+        for _ in range(ROUNDS):
+            pair.start_at(permutations_of(element, "sign", "matrix"))
+            for s in sorted(pair.movable) * 2:  # twice: what one wire shows depends on the scales of those beside it
+                close_gap(pair, s)
+            history += descend(pair, _order, name, generator, task.sweeps, FINE)
+            element = pair.element
+        if pair.objective < best[0] and _stays_finite(task, element):
+            best = pair.objective, element
     pair.start_at(best[1])
-    if best[0] > equal:
-        history += descend(pair, _visit, "best of these", generator, task.sweeps, FINE)
-        if not _stays_finite(task, pair.element):
-            pair.start_at(best[1])
-    return pair.element, history
+    return best[1], [*history, Step("the best of these", 0, "", pair.objective)]
+
+
+def _one_orbit(task: Task, generator: torch.Generator) -> tuple[bool, list[Step]]:
+    """Whether the networks are of one orbit, up to noise; the pair is then left at the element between them."""
+    problem, pair = task.problem, task.pair
+    equal = pair.unmoved + ROUNDING * pair.size
+    ways: dict[str, Callable[[], Element]] = {
+        "canonical": problem.between_forms,
+        "paired": lambda: match(problem.symmetry, problem.a, problem.b),
+    }
+    if problem.matrices:  # there are no normal forms to start from
+        ways = {"embeddings": lambda: problem.from_embeddings(signs=True)}
+    history: list[Step] = []
+    for name, make in ways.items():
+        whole = make().only(*problem.wires)
+        for element in (permutations_of(whole, "matrix"), whole):
+            pair.start_at(element)
+            if pair.objective <= equal:
+                return True, [*history, Step(name, 0, "", pair.objective)]
+        history += descend(pair, _visit, name, generator, task.sweeps, ONE_SWEEP)
+        if pair.objective <= pair.unmoved + NEAR * pair.size:
+            history += descend(pair, _visit, name, generator, task.sweeps, FINE)
+            if _stays_finite(task, pair.element):
+                return True, history
+    return False, history
+
+
+def _order(pair: Pair, s: int) -> bool:
+    """Order and signs of one wire, or its matrix."""
+    return improve(pair, s, signs=True)
 
 
 def _stays_finite(task: Task, element: Element) -> bool:
@@ -71,11 +102,6 @@ def _stays_finite(task: Task, element: Element) -> bool:
     """
     after = moved(task.problem.symmetry, element, task.problem.b)
     return all(torch.equal(after[name].isfinite(), x.isfinite()) for name, x in task.problem.b.items())
-
-
-def _reached(pair: Pair, element: Element) -> tuple[float, Element]:
-    pair.start_at(element)
-    return pair.objective, element
 
 
 def _visit(pair: Pair, s: int) -> bool:
@@ -105,7 +131,7 @@ def _matched_in_normal_form(task: Task) -> Element:
     found: tuple[float, Element] | None = None
     for name, element in problem.starts(task.starts, task.seed, signs=True):
         normal.start_at(permutations_of(element, "sign"))
-        descend(normal, lambda p, s: improve(p, s, signs=True), name, generator, task.sweeps)
+        descend(normal, _order, name, generator, task.sweeps, ONE_SWEEP)
         if found is None or normal.objective < found[0]:
             found = normal.objective, normal.element
         if found[0] <= normal.unmoved + ROUNDING * normal.size:

@@ -4,10 +4,10 @@ With one scale t = ln s per unit, the objective is Σ_p N_p e^{2pt} − 2 C_p e^
 which the scale enters (+1 where a unit is written, −1 where it is read), N_p is the squared length of B's slices there
 and C_p their inner product with A's. There may be two minima, so Newton's method has several starts, the best is kept.
 
-The minimum itself is not what brings networks together. Where matched units are unlike, C is small, and the distance
-falls most when B's slices shrink, whatever A's lengths are; B then has little say in the middle of the line, more so in
-some layers than in others, and deep networks break there. So a scale goes from where it is towards the one with which
-B's slices have the lengths of A's, and only as far as the objective falls. For networks of one orbit both are the same.
+This is for networks of one orbit, up to noise. Between others the minimum is not what brings them together: where
+matched units are unlike, C is small, and the distance falls most when B's slices shrink, whatever A's lengths are
+(`gauge_gap` is for those). So a scale goes from where it is towards the one with which B's slices have the lengths of
+A's, and only as far as the objective falls.
 """
 
 from __future__ import annotations
