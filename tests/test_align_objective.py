@@ -67,7 +67,7 @@ def test_scale_aware_is_never_worse(kind: str) -> None:
         pytest.skip("nothing to permute")
     plain, aware = (aligned(kind, method).after for method in METHODS)
     assert aware <= plain * (1 + 1e-12)
-    if kind in ("MLP with ReLU", "MLP with tanh"):
+    if kind == "MLP with tanh":  # for scales see tests/test_align_gauge_gap.py
         assert aware < 0.99 * plain
 
 

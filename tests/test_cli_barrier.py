@@ -14,12 +14,12 @@ from torch.nn.functional import cross_entropy
 import intertwine as it
 from intertwine.cli import main
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Run = Callable[..., tuple[int, str, str]]
 FILE = """
 import torch
 from torch import nn
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 def normed():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))

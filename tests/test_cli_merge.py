@@ -14,11 +14,11 @@ from torch.nn.functional import cross_entropy
 import intertwine as it
 from intertwine.cli import main
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Run = Callable[..., tuple[int, str, str]]
 FILE = """
 from torch import nn
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 def net():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 9, bias=False), nn.ReLU(), nn.Linear(9, 10))

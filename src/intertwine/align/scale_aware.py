@@ -42,11 +42,10 @@ def solve_scale_aware(task: Task, _options: NoOptions) -> Found:
     """The best element found, and every step on the objective; the pair is left at that element."""
     pair = task.pair
     generator = torch.Generator().manual_seed(task.seed)
-    near, history = _one_orbit(task, generator)
-    if near:
-        return pair.element, history
-    plain, steps = solve_weights(task, WeightsOptions())
-    history += steps
+    steps = _one_orbit(task, generator)
+    if steps:
+        return pair.element, steps
+    plain, history = solve_weights(task, WeightsOptions())
     best = pair.objective, plain
     ways: dict[str, Callable[[], Element]] = {"weights": lambda: plain}
     if not task.problem.matrices:
@@ -59,14 +58,14 @@ def solve_scale_aware(task: Task, _options: NoOptions) -> Found:
                 close_gap(pair, s)
             history += descend(pair, _order, name, generator, task.sweeps, FINE)
             element = pair.element
-        if pair.objective < best[0] and _stays_finite(task, element):
-            best = pair.objective, element
+            if pair.objective < best[0] and _stays_finite(task, element):
+                best = pair.objective, element
     pair.start_at(best[1])
     return best[1], [*history, Step("the best of these", 0, "", pair.objective)]
 
 
-def _one_orbit(task: Task, generator: torch.Generator) -> tuple[bool, list[Step]]:
-    """Whether the networks are of one orbit, up to noise; the pair is then left at the element between them."""
+def _one_orbit(task: Task, generator: torch.Generator) -> list[Step]:
+    """For networks of one orbit, up to noise: the steps to the element between them, where the pair stays."""
     problem, pair = task.problem, task.pair
     equal = pair.unmoved + ROUNDING * pair.size
     ways: dict[str, Callable[[], Element]] = {
@@ -75,19 +74,18 @@ def _one_orbit(task: Task, generator: torch.Generator) -> tuple[bool, list[Step]
     }
     if problem.matrices:  # there are no normal forms to start from
         ways = {"embeddings": lambda: problem.from_embeddings(signs=True)}
-    history: list[Step] = []
     for name, make in ways.items():
         whole = make().only(*problem.wires)
         for element in (permutations_of(whole, "matrix"), whole):
             pair.start_at(element)
             if pair.objective <= equal:
-                return True, [*history, Step(name, 0, "", pair.objective)]
-        history += descend(pair, _visit, name, generator, task.sweeps, ONE_SWEEP)
+                return [Step(name, 0, "", pair.objective)]
+        steps = descend(pair, _visit, name, generator, task.sweeps, ONE_SWEEP)
         if pair.objective <= pair.unmoved + NEAR * pair.size:
-            history += descend(pair, _visit, name, generator, task.sweeps, FINE)
+            steps += descend(pair, _visit, name, generator, task.sweeps, FINE)
             if _stays_finite(task, pair.element):
-                return True, history
-    return False, history
+                return steps
+    return []
 
 
 def _order(pair: Pair, s: int) -> bool:

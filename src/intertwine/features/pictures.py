@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float | int, height: float | int) -> Figure:
     """An empty figure of a size in inches, which lays itself out.
 
     >>> new_figure(4, 3).get_size_inches().tolist()
