@@ -63,3 +63,14 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = paired("residual with batch norm")
     check(pair)
     assert not pair.products._kept
+
+
+def test_old_products_are_not_reordered_into_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wire is reordered after its neighbour has moved, without a look at its products in between."""
+    monkeypatch.setattr(inner_products, "SHORT", 0)
+    pair = paired("MLP with ReLU")
+    check(pair)
+    assert assign(pair, 0)
+    before = tuple(pair.b)
+    pair.products.reordered(pair.places[1], torch.arange(pair.strands[1].size)[None], before)
+    check(pair)

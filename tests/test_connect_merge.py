@@ -300,3 +300,10 @@ def test_task_vectors_that_do_not_fit() -> None:
     folded = it.symmetry(block, torch.zeros(1, 3), continuous=True)
     with pytest.raises(it.InputError, match=r"first folds 'norm\.weight' into what reads it"):
         transport({}, folded.identity(), folded)
+
+
+@pytest.mark.parametrize("method", ["none", "sorted"])
+def test_options_that_nothing_reads_are_refused(method: str) -> None:
+    models = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)) for _ in range(2)]
+    with pytest.raises(it.InputError, match=f"'{method}' searches for nothing and has no options; found"):
+        it.merge(models, torch.zeros(1, 3), method=method, options={"relative": True})

@@ -8,13 +8,14 @@ every network between them is then a itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
 
 from torch import Tensor
 
 from intertwine.align.descent import Step
-from intertwine.align.line_loss import LineLoss
+from intertwine.align.line_loss import LineLoss, LineOptions
 from intertwine.align.task import Found, Task
 from intertwine.align.weights import WeightsOptions, solve_weights
 from intertwine.canonical.blocks import moved
@@ -83,6 +84,16 @@ class Search:
         """The best element, at which the pair is left, and the steps."""
         self.task.pair.start_at(self.best)
         return self.best, self.history
+
+
+def search(task: Task, options: LineOptions, learn: Callable[[Search], None]) -> Found:
+    """The element with the lowest task loss that `learn` comes by, and every element on the way."""
+    loss = LineLoss(task, options)
+    with loss.running():
+        found = Search(task, loss)
+        if not found.over:
+            learn(found)
+    return found.found()
 
 
 def _key(element: Element) -> bytes:

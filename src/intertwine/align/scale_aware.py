@@ -26,7 +26,6 @@ from intertwine.align.visits import improve
 from intertwine.align.weights import ONE_SWEEP, WeightsOptions, solve_weights
 from intertwine.canonical.blocks import moved, pieces
 from intertwine.canonical.gauge import ScaleGauge
-from intertwine.canonical.matching import match
 from intertwine.symmetry.element import Element
 
 #: A sweep that lowers the objective by less than this share of it is the last.
@@ -69,8 +68,8 @@ def _one_orbit(task: Task, generator: torch.Generator) -> list[Step]:
     problem, pair = task.problem, task.pair
     equal = pair.unmoved + ROUNDING * pair.size
     ways: dict[str, Callable[[], Element]] = {
-        "canonical": problem.between_forms,
-        "paired": lambda: match(problem.symmetry, problem.a, problem.b),
+        "canonical": lambda: problem.between_forms,
+        "paired": lambda: problem.paired,
     }
     if problem.matrices:  # there are no normal forms to start from
         ways = {"embeddings": lambda: problem.from_embeddings(signs=True)}
@@ -115,7 +114,7 @@ def _visit(pair: Pair, s: int) -> bool:
 
 
 def _matched_in_normal_form(task: Task) -> Element:
-    """Orders and signs found with all scales normalised; then scales of b that have the lengths of a."""
+    """Orders and signs found with all scales normalised."""
     problem, pair = task.problem, task.pair
     cuts = [pieces(pair.symmetry, weights, copy=True) for weights in (pair.weights_a, pair.weights_b)]
     here, there = (scales_of(pair, ScaleGauge(cut).run()).only(*problem.wires) for cut in cuts)
@@ -135,4 +134,4 @@ def _matched_in_normal_form(task: Task) -> Element:
         if found[0] <= normal.unmoved + ROUNDING * normal.size:
             break
     assert found is not None
-    return here.inverse() @ found[1] @ there
+    return found[1]

@@ -14,8 +14,8 @@ from math import isfinite, log
 import torch
 from torch import Tensor
 
-from intertwine.align.differentiable import Search, check_loss
-from intertwine.align.line_loss import LineLoss, LineOptions
+from intertwine.align.differentiable import Search, check_loss, search
+from intertwine.align.line_loss import LineOptions
 from intertwine.align.relaxed import Mixture, Relaxed, mixed, nearest_permutation
 from intertwine.align.task import Found, Task
 from intertwine.shapes import Float
@@ -49,41 +49,36 @@ class SinkhornOptions(LineOptions):
 
 def solve_sinkhorn(task: Task, options: SinkhornOptions) -> Found:
     """The element with the lowest task loss found, and every element on the way; the pair is left at that element."""
-    loss = LineLoss(task, options)
-    with loss.running():
-        search = Search(task, loss)
-        if not search.over:
-            _learn(search, options)
-    return search.found()
+    return search(task, options, lambda found: _learn(found, options))
 
 
-def _learn(search: Search, options: SinkhornOptions) -> None:
-    scores = {s: _first_scores(search, s, float(options.temperature)) for s in search.strands}
+def _learn(found: Search, options: SinkhornOptions) -> None:
+    scores = {s: _first_scores(found, s, float(options.temperature)) for s in found.strands}
     optimizer = torch.optim.Adam(scores.values(), lr=options.rate)
-    symmetry = search.task.problem.symmetry
-    for step, batch, t in search.loss.batches(torch.Generator().manual_seed(search.task.seed)):
+    symmetry = found.task.problem.symmetry
+    for step, batch, t in found.loss.batches(torch.Generator().manual_seed(found.task.seed)):
         shares = {s: sinkhorn(z / options.temperature_at(step)) for s, z in scores.items()}
         actor = Relaxed(symmetry.strands, {s: Mixture(p) for s, p in shares.items()})
-        value = search.loss.of(mixed(symmetry, actor, search.b), batch, t)
+        value = found.loss.of(mixed(symmetry, actor, found.b), batch, t)
         check_loss(value, step)
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
-        search.look_at(_rounded(search, scores) @ search.start, "sinkhorn", step)
+        found.look_at(_rounded(found, scores) @ found.start, "sinkhorn", step)
 
 
-def _first_scores(search: Search, s: int, temperature: float) -> Float[Tensor, "*copies n n"]:
+def _first_scores(found: Search, s: int, temperature: float) -> Float[Tensor, "*copies n n"]:
     """At the first temperature every unit has as large a share in itself as in all others together."""
-    strands = search.task.pair.strands
+    strands = found.task.pair.strands
     n, many = strands[s].size, copies(strands, s)
-    device = search.task.pair.a[0].device
+    device = found.task.pair.a[0].device
     own = torch.eye(n, device=device) * (temperature * log(max(n - 1, 1)))
     return own.expand(*many, n, n).clone().requires_grad_(True)
 
 
-def _rounded(search: Search, scores: Mapping[int, Tensor]) -> Element:
+def _rounded(found: Search, scores: Mapping[int, Tensor]) -> Element:
     """The orders with the highest scores, which are those that the shares come near to as the temperature falls."""
-    identity = search.task.problem.symmetry.identity()
+    identity = found.task.problem.symmetry.identity()
     orders = {s: nearest_permutation(z) for s, z in scores.items()}
     moves = {s: replace(identity_move(identity.strands, s), permutation=order) for s, order in orders.items()}
     return replace(identity, moves={**identity.moves, **moves})

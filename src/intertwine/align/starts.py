@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch import Tensor
 
@@ -37,8 +38,8 @@ class Problem:
         """
         ways: dict[str, Callable[[], Element]] = {
             "identity": self.symmetry.identity,
-            "canonical": self.between_forms,
-            "paired": lambda: match(self.symmetry, self.a, self.b),
+            "canonical": lambda: self.between_forms,
+            "paired": lambda: self.paired,
             "embeddings": lambda: self.from_embeddings(signs),
         }
         if self.matrices:
@@ -57,10 +58,16 @@ class Problem:
         movable = [i for i, wire in enumerate(self.symmetry.wires) if wire.name in self.wires]
         return from_embeddings(self.symmetry, self.a, self.b, movable, signs)
 
+    @cached_property
     def between_forms(self) -> Element:
         """The element that takes b to a where both are of one orbit."""
         forms = [canonical_element(self.symmetry, weights)[0] for weights in (self.a, self.b)]
         return forms[0].inverse() @ forms[1]
+
+    @cached_property
+    def paired(self) -> Element:
+        """The element that pairing units by lengths and distances gives."""
+        return match(self.symmetry, self.a, self.b)
 
 
 def permutations_of(element: Element, *kept: str) -> Element:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from intertwine.align.assignment import assign
 from intertwine.align.descent import descend
-from intertwine.align.differentiable import Search, check_loss
-from intertwine.align.line_loss import LineLoss, LineOptions
+from intertwine.align.differentiable import Search, check_loss, search
+from intertwine.align.line_loss import LineOptions
 from intertwine.align.pair import Pair
 from intertwine.align.task import Found, Task
 from intertwine.canonical.blocks import moved
@@ -38,29 +38,24 @@ class StraightThroughOptions(LineOptions):
 
 def solve_straight_through(task: Task, options: StraightThroughOptions) -> Found:
     """The element with the lowest task loss found, and every element on the way; the pair is left at that element."""
-    loss = LineLoss(task, options)
-    with loss.running():
-        search = Search(task, loss)
-        if not search.over:
-            _learn(search, options)
-    return search.found()
+    return search(task, options, lambda found: _learn(found, options))
 
 
-def _learn(search: Search, options: StraightThroughOptions) -> None:
-    symmetry = search.task.problem.symmetry
-    free = _free_weights(search)
+def _learn(found: Search, options: StraightThroughOptions) -> None:
+    symmetry = found.task.problem.symmetry
+    free = _free_weights(found)
     optimizer = torch.optim.Adam([{"params": [x], "lr": options.rate * _size(x)} for x in free.values()])
-    generator = torch.Generator().manual_seed(search.task.seed)
+    generator = torch.Generator().manual_seed(found.task.seed)
     element = symmetry.identity()
-    for step, batch, t in search.loss.batches(generator):
-        pair = Pair(symmetry, free, {name: search.b[name] for name in free}, search.strands)
+    for step, batch, t in found.loss.batches(generator):
+        pair = Pair(symmetry, free, {name: found.b[name] for name in free}, found.strands)
         pair.start_at(element)
         descend(pair, assign, "", generator, sweeps=1)
         element = pair.element
-        search.look_at(element @ search.start, "straight-through", step)
-        b = moved(symmetry, element, search.b)
+        found.look_at(element @ found.start, "straight-through", step)
+        b = moved(symmetry, element, found.b)
         used = {name: b[name].clone().requires_grad_(True) for name in free}
-        value = search.loss.of({**b, **used}, batch, t)
+        value = found.loss.of({**b, **used}, batch, t)
         check_loss(value, step)
         # a weight that the loss does not depend on stays where it is
         slopes = torch.autograd.grad(value, list(used.values()), allow_unused=True)
@@ -69,9 +64,9 @@ def _learn(search: Search, options: StraightThroughOptions) -> None:
         optimizer.step()
 
 
-def _free_weights(search: Search) -> dict[str, Tensor]:
+def _free_weights(found: Search) -> dict[str, Tensor]:
     """A copy of the weights of a that the objective counts, in single precision or finer."""
-    counted = search.task.pair.weights_a
+    counted = found.task.pair.weights_a
     return {name: x.to(torch.promote_types(x.dtype, torch.float32), copy=True) for name, x in counted.items()}
 
 

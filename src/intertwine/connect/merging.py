@@ -80,6 +80,8 @@ def merge(
     for other in models[1:]:
         check_same(models[0], other)
     _check_ways(models[0], len(models), method, repair, data)
+    if options and method in PLAIN:
+        raise InputError(f"The method {method!r} searches for nothing and has no options; found {dict(options)}.")
     inputs = (example_args, example_kwargs) if example_args or example_kwargs else _first_call(data, models[0])
     found = symmetry
     if found is None and (method != "none" or (repair == "scales" and batch_norms(models[0]))):
