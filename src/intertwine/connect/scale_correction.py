@@ -13,9 +13,8 @@ Networks k with weights wₖ are mixed. For every output unit of a linear or con
   network and n̄ = Σₖ wₖ nₖ the mixed length of its origins. A unit of length zero stays.
 
 Both are exact, up to eps, where the inputs of a layer are uncorrelated, of one variance and the same in all networks;
-elsewhere they are estimates. For small networks that were trained on digits and aligned, they lower the loss barrier by
-a quarter and more with BatchNorm, and by half with one hidden layer; through several layers without BatchNorm, and for
-networks that are not aligned, they may as well raise it. REPAIR is better throughout, and needs data.
+elsewhere they are estimates, which lower the barrier of most aligned networks (docs/alignment.md) and may raise the
+loss of others, above all of those that are not aligned. REPAIR measures instead of estimating, and needs data.
 """
 
 from __future__ import annotations
