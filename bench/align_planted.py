@@ -63,4 +63,5 @@ def _exact(a: nn.Module, b: nn.Module) -> bool:
 
 def _near(a: nn.Module, b: nn.Module) -> bool:
     pairs = zip(a.parameters(), b.parameters(), strict=True)
-    return all(float((x - y).norm()) <= 1e-5 * max(float(x.norm()), 1e-30) for x, y in pairs)
+    with torch.no_grad():
+        return all(float((x - y).norm()) <= 1e-5 * max(float(x.norm()), 1e-30) for x, y in pairs)
