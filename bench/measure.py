@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import intertwine as it
-from intertwine.zoo.files import write_json
+from intertwine.files import write_json
 from intertwine.zoo.group import initial
 from intertwine.zoo.networks import build
 from intertwine.zoo.networks.sites import relu_paths

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 import intertwine as it
+from intertwine.files import write_json
 from intertwine.testing.benchmark import score_measure
 from intertwine.testing.benchmark_zoo import subjects
-from intertwine.zoo.files import write_json
 
 RESULTS = Path(__file__).parent / "results" / "measure_validation.json"
 #: Columns of the table: heading, test, statistic.

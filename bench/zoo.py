@@ -23,7 +23,7 @@ from zoo_cpu import measure_cpu
 from zoo_gpu import measure_kernels, measure_speed
 
 from intertwine.commands.words import option, seeds
-from intertwine.zoo.files import write_json
+from intertwine.files import write_json
 from intertwine.zoo.recipe import recipe
 from intertwine.zoo.training import train
 

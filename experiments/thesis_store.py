@@ -22,8 +22,8 @@ from torch import Tensor
 
 from intertwine import zoo
 from intertwine.errors import InputError
+from intertwine.files import write_tensors
 from intertwine.zoo.datasets.dataset import PARTS
-from intertwine.zoo.files import write_tensors
 from intertwine.zoo.precision import find_device
 
 

@@ -30,7 +30,7 @@ from thesis_plot import draw
 from thesis_store import Images, Plan, read_images, read_plan, trained
 
 from intertwine.errors import InputError
-from intertwine.zoo.files import write_json
+from intertwine.files import write_json
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "thesis_table1.json"

@@ -19,8 +19,8 @@ from torch import nn
 
 from intertwine import zoo
 from intertwine.errors import InputError, IntertwineError, MismatchError
+from intertwine.files import sha256
 from intertwine.zoo import folder as folder_module
-from intertwine.zoo.files import sha256
 from intertwine.zoo.manifest import Manifest, Plan, Record, read_manifest
 
 pytestmark = pytest.mark.usefixtures("one_thread")

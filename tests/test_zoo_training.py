@@ -615,7 +615,7 @@ def test_a_second_training_into_one_folder_is_refused(
     server.start("perceptrons", folder, pause=(0, 2))
     server.wait()
     before = files_in(folder)
-    with pytest.raises(InputError, match=r"Another process is training into .*zoo. Wait until it has ended"):
+    with pytest.raises(InputError, match=r"Another process is writing into .*zoo. Wait until it has ended"):
         perform("perceptrons", folder)
     assert files_in(folder) == before
     server.kill()  # and the lock with it

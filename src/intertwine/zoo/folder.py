@@ -12,8 +12,8 @@ from torch import nn
 
 from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.errors import InputError, MismatchError
+from intertwine.files import sha256
 from intertwine.zoo.datasets import Dataset, data
-from intertwine.zoo.files import sha256
 from intertwine.zoo.manifest import Manifest, Record, read_manifest
 from intertwine.zoo.networks import build
 from intertwine.zoo.precision import find_device, precision

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from intertwine.errors import InputError
+from intertwine.files import write_tensors
 from intertwine.zoo.datasets import Dataset
-from intertwine.zoo.files import write_tensors
 from intertwine.zoo.history import History
 from intertwine.zoo.precision import Precision
 from intertwine.zoo.recipe import Recipe

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 from intertwine.errors import InputError, MismatchError
-from intertwine.zoo.files import write_json
+from intertwine.files import write_json
 
 FILE = "manifest.json"
 FORMAT = 1

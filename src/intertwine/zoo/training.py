@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 from intertwine.errors import InputError
+from intertwine.files import only_writer, write_tensors
 from intertwine.version import VERSION
 from intertwine.zoo.datasets import Dataset
 from intertwine.zoo.datasets import data as find_data
-from intertwine.zoo.files import only_writer, write_tensors
 from intertwine.zoo.fitting import check_fits, checked_factory, fitted_options, plain_options
 from intertwine.zoo.folder import Zoo
 from intertwine.zoo.group import Group, Settings

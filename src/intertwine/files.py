@@ -60,13 +60,13 @@ def _finish(part: Path, path: Path) -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold a folder: a second training into it is told to wait, instead of mixing its files with ours."""
+    """Hold a folder: a second run into it is told to wait, instead of mixing its files with ours."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
         raise InputError(
-            f"A zoo was to be written into {folder}, which cannot be done ({error.strerror}). Give another folder."
+            f"Results were to be written into {folder}, which cannot be done ({error.strerror}). Give another folder."
         ) from error
     with lock as file:
         try:
@@ -74,7 +74,7 @@ def only_writer(folder: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
-                f"Another process is training into {folder}. Wait until it has ended, or give another folder."
+                f"Another process is writing into {folder}. Wait until it has ended, or give another folder."
             ) from error
         except OSError:  # a file system without locks: go on without one
             pass
