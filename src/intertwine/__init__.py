@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from intertwine.measure.compare import compare as compare
     from intertwine.measure.similarity import measure as measure
     from intertwine.measure.similarity import measures as measures
+    from intertwine.stitch.many import stitches as stitches
+    from intertwine.stitch.stitch import stitch as stitch
     from intertwine.symmetry.activation import activation_group as activation_group
     from intertwine.symmetry.element import Element as Element
     from intertwine.symmetry.symmetry import symmetry as symmetry
@@ -71,6 +73,8 @@ _HOMES = {
     "compare": "measure.compare",
     "measure": "measure.similarity",
     "measures": "measure.similarity",
+    "stitch": "stitch.stitch",
+    "stitches": "stitch.many",
     "activation_group": "symmetry.activation",
     "Element": "symmetry.element",
     "symmetry": "symmetry.symmetry",

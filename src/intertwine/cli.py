@@ -16,6 +16,7 @@ from intertwine.commands.arguments import (
     add_merge,
     add_model,
     add_pair,
+    add_stitch,
     positive,
 )
 from intertwine.errors import IntertwineError
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     add_align(commands.add_parser("align", help="move one network onto another by a symmetry of both"))
     add_barrier(commands.add_parser("barrier", help="how much worse are the networks between two networks?"))
     add_merge(commands.add_parser("merge", help="one network out of several: aligned, averaged, mended"))
+    add_stitch(commands.add_parser("stitch", help="join the front of one network to the back of another"))
     _add_zoo(commands.add_parser("zoo", help="train networks from many seeds at once; list and test them"))
     _add_demo(commands.add_parser("demo", help="the whole story on real handwritten digits, in under two minutes"))
     return top

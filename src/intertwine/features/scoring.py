@@ -25,7 +25,7 @@ def score(outputs: Any, targets: Any, samples: int, loss: Loss | None) -> Tensor
     tensor([1., 2.], dtype=torch.float64)
     """
     outputs = getattr(outputs, "logits", outputs)
-    classes = _classes_second(outputs, targets)
+    classes = classes_second(outputs, targets)
     if loss is None:
         if classes is None:
             raise InputError(
@@ -42,7 +42,7 @@ def score(outputs: Any, targets: Any, samples: int, loss: Loss | None) -> Tensor
     return torch.stack([x.double().to(total.device) for x in (total, weight, wrong, answers)])
 
 
-def _classes_second(outputs: Any, targets: Any) -> Tensor | None:
+def classes_second(outputs: Any, targets: Any) -> Tensor | None:
     """The outputs with classes on the second axis, as torch has them; last axis too, as language models have them."""
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or outputs.dim() != targets.dim() + 1:
         return None

@@ -1,0 +1,179 @@
+"""`intertwine stitch A B --at …`: the front of one network joined to the back of another by maps of features."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+from safetensors.torch import save_file
+
+from intertwine.commands import show
+from intertwine.commands.inspect import writing
+from intertwine.commands.networks import Images, load_networks, read_images
+from intertwine.commands.pictures import save_picture
+from intertwine.commands.words import option, seeds
+from intertwine.errors import InputError
+from intertwine.features.pictures import new_figure
+from intertwine.files import only_writer
+from intertwine.stitch.collection import Stitches
+from intertwine.stitch.family import find_family
+from intertwine.stitch.many import stitches
+from intertwine.stitch.settings import of_recipe
+from intertwine.zoo.feeding import TrainingBatches
+from intertwine.zoo.precision import find_device
+from intertwine.zoo.recipe import Recipe
+
+#: What --out holds: the maps, everything that is said of them, a picture, and the state of a run that was stopped.
+MAPS, RECORDS, PICTURE, STATE = "maps.safetensors", "stitches.json", "stitches.svg", "state"
+#: Stitches up to which each gets a line of its own; --json has all.
+MOST = 24
+
+
+def run(options: Namespace) -> int:
+    """Carry out the command."""
+    given = _settings(options)
+    for family in options.family.split(","):
+        of_recipe(options.recipe, find_family(family).name, given)
+    with _held(options.out):
+        head, found = _fitted(options, given)
+        wrote = _write(Path(options.out), head, found) if options.out else []
+    if options.json:
+        sys.stdout.write(json.dumps(head | found.to_dict() | {"out": options.out}, allow_nan=False) + "\n")
+    else:
+        files = [Text("\n").join(Text(f"wrote {path}") for path in wrote)] if wrote else []
+        show.terminal().print(show.spaced(_told(head), Text(repr(found)), *_details(found), *_notes(found), *files))
+    return 0
+
+
+@contextmanager
+def _held(out: str | None) -> Iterator[None]:
+    """The folder for this run alone; what would fail behind all the work is refused now."""
+    if out is None:
+        yield
+        return
+    new_figure(1, 1)
+    with only_writer(Path(out)):
+        yield
+
+
+def _fitted(options: Namespace, given: dict[str, Any]) -> tuple[dict[str, Any], Stitches]:
+    """What was stitched into what, and the stitches."""
+    places, device = [_place(text) for text in options.at.split(",")], find_device(options.device)
+    names = (options.first, options.second)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading the data", total=1.0)
+        images = read_images(options, names)
+        assert images is not None  # the parser asks for --data
+        bar.update(task, description="building the networks")
+        front, back = load_networks(names, (options.weights, options.weights_b), options.input, images)
+        found = stitches(
+            front.model.to(device), back.model.to(device), places, options.family.split(","), data=_shuffled(images),
+            test=images.test, fit=("direct", "task") if options.fit == "both" else options.fit, recipe=options.recipe,
+            seeds=seeds(options.seeds), skip=options.skip, out=Path(options.out) / STATE if options.out else None,
+            progress=lambda doing, part: bar.update(task, description=doing, completed=part), **given,
+        )  # fmt: skip
+    head = {"front": front.name, "back": back.name, "dataset": images.name, "samples": found[0].scores.samples}
+    return head | {"front_accuracy": found[0].front_accuracy, "back_accuracy": found[0].back_accuracy}, found
+
+
+# -- what was asked ----------------------------------------------------------------------------------------------------
+
+
+def _settings(options: Namespace) -> dict[str, Any]:
+    """Settings of the fit by name; --epochs is short for one of them."""
+    given = dict(map(option, options.option))
+    if options.epochs is None:
+        return given
+    if "epochs" in given:
+        raise InputError(
+            f"--epochs {options.epochs} and --option epochs={given['epochs']} were given. Leave one of them out."
+        )
+    return given | {"epochs": options.epochs}
+
+
+def _place(text: str) -> str | tuple[str, str]:
+    """`layer2`, or `layer2=blocks.1` where the back is cut at another place.
+
+    >>> _place("layer2"), _place("layer2=blocks.1")
+    ('layer2', ('layer2', 'blocks.1'))
+    """
+    front, equals, back = text.strip().partition("=")
+    if not front or (equals and not back):
+        raise InputError(
+            f"The place {text!r} was asked for. Write PATH, or FRONT=BACK where the paths differ, and commas between "
+            "several."
+        )
+    return (front, back) if equals else front
+
+
+def _shuffled(images: Images) -> TrainingBatches:
+    """The training images in another order in every epoch: folders of images are sorted by class."""
+    plain = Recipe("in another order", epochs=1, batch=images.train.size, optimizer="sgd", rate=1.0)
+    return TrainingBatches(images.train.dataset, plain)
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, head: dict[str, Any], found: Stitches) -> list[Path]:
+    """The maps under the numbers of their stitches, all that is said of them, and a picture."""
+    maps = {f"{i}.matrix": stitch.map.matrix for i, stitch in enumerate(found)}
+    maps |= {f"{i}.bias": stitch.map.bias for i, stitch in enumerate(found) if stitch.map.bias is not None}
+    with writing(folder / MAPS) as file:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in maps.items()}, file)
+    with writing(folder / RECORDS) as file:
+        file.write_text(json.dumps(head | found.to_dict(), allow_nan=False, indent=1) + "\n", encoding="utf-8")
+    save_picture(found.plot(), str(folder / PICTURE))
+    return [folder / name for name in (MAPS, RECORDS, PICTURE)]
+
+
+# -- in the terminal ---------------------------------------------------------------------------------------------------
+
+
+def _told(head: dict[str, Any]) -> Text:
+    text = Text(f"{head['front']} stitched into {head['back']}", style="bold")
+    text.append(f"\non {head['samples']:,} test images of {head['dataset']}", style="not bold")
+    for side in ("front", "back"):
+        accuracy = head[f"{side}_accuracy"]
+        text.append("" if accuracy is None else f", {side} network {accuracy:.2%}", style="not bold")
+    return text
+
+
+def _details(found: Stitches) -> list[Table]:
+    return [_table(found)] if len(found) <= MOST else []
+
+
+def _table(found: Stitches) -> Table:
+    """One line per stitch, with what the table of penalties leaves out."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    heads = ("at", "map", "accuracy", "relative", "cross-entropy", "rank", "sparsity", "from the group of ReLU")
+    for name in heads:
+        table.add_column(name, justify="left" if name in ("at", "map") else "right")
+    for stitch, kind in found.named():
+        shares = (stitch.accuracy, stitch.relative_accuracy)
+        entropy, apart = stitch.cross_entropy, stitch.closeness.relu
+        table.add_row(
+            stitch.place, kind, *("–" if share is None else f"{share:.2%}" for share in shares),
+            "–" if entropy is None else f"{entropy:.3f}", str(stitch.rank), f"{stitch.sparsity:.1%}",
+            "–" if apart is None else f"{apart:.1%}",
+        )  # fmt: skip
+    return table
+
+
+def _notes(found: Stitches) -> list[Text]:
+    broken = [f"{kind} at {stitch.place}: {stitch.diverged}" for stitch, kind in found.named() if stitch.diverged]
+    around = {stitch.place: stitch.cut.skip for stitch in found if stitch.cut.skip != "none"}
+    lines = [Text(f"broke off, {words}", style="yellow") for words in broken]
+    lines += [Text(f"around the cut at {place} go values of the {whose}", "dim") for place, whose in around.items()]
+    return [Text("\n").join(lines)] if lines else []

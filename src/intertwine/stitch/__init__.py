@@ -1,0 +1,1 @@
+"""Stitching: the front of one network, a map from a small family, and the back of another."""

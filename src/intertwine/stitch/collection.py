@@ -1,0 +1,240 @@
+"""Stitches: many stitches of one or several runs as a table of places and families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib import import_module
+from math import isfinite
+from typing import TYPE_CHECKING, Any, overload
+
+from intertwine.errors import InputError, did_you_mean
+from intertwine.stitch.outcome import Stitch
+from intertwine.stitch.pictures import draw_penalties, summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: What stitches can be ranked by; whether more is better.
+RANKED = {
+    "accuracy": True, "relative_accuracy": True, "best_accuracy": True,
+    "penalty": False, "best_penalty": False, "loss": False, "cross_entropy": False,
+}  # fmt: skip
+#: Behind the number of a place and family where some training broke off, and behind a place with a skip around it.
+BROKEN, AROUND = "!", "*"
+
+
+class Stitches(Sequence[Stitch]):
+    """Stitches in the order they were asked for.
+
+    By number `found[0]`; by place and family `found["layer2", "relu"]`, where there is one of that kind; by anything
+    else `found.select(family="relu", seed=3)`.
+    """
+
+    def __init__(self, stitches: Iterable[Stitch]) -> None:
+        self._stitches = tuple(stitches)
+
+    def __len__(self) -> int:
+        return len(self._stitches)
+
+    def __iter__(self) -> Iterator[Stitch]:
+        return iter(self._stitches)
+
+    @overload
+    def __getitem__(self, key: int) -> Stitch: ...
+    @overload
+    def __getitem__(self, key: slice) -> Stitches: ...
+    @overload
+    def __getitem__(self, key: tuple[str | tuple[str, str], str]) -> Stitch: ...
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, int):
+            return self._stitches[key]
+        if isinstance(key, slice):
+            return Stitches(self._stitches[key])
+        if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], str)):
+            raise InputError(f"Stitches were asked for {key!r}. Give a number, a slice, or [place, family].")
+        found = self.select(place=key[0], family=key[1])
+        if len(found) > 1:
+            raise InputError(
+                f"There are {len(found)} stitches at {key[0]!r} by {key[1]!r}, so the one that was meant is not known. "
+                f"Use .select(place={key[0]!r}, family={key[1]!r}, fit=..., seed=...) or a setting they differ in."
+            )
+        return found[0]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where networks were cut, each once."""
+        return tuple(dict.fromkeys(stitch.place for stitch in self))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The families, each once, told apart by what else the stitches differ in, such as the fit; seeds aside."""
+        return tuple(dict.fromkeys(self._labels.values()))
+
+    def named(self) -> Iterator[tuple[Stitch, str]]:
+        """Every stitch with its kind."""
+        return ((stitch, self._labels[id(stitch)]) for stitch in self)
+
+    @cached_property
+    def _labels(self) -> dict[int, str]:
+        """Stitch → what stands above its column."""
+        several = len({stitch.fit for stitch in self}) > 1
+        groups: dict[tuple[str, str], list[Stitch]] = {}
+        for stitch in self:
+            groups.setdefault((stitch.family, stitch.fit), []).append(stitch)
+        found = {}
+        for (family, fit), group in groups.items():
+            differing = _differing([stitch.settings for stitch in group])
+            for stitch in group:
+                words = [f"{name}={stitch.settings.get(name)}" for name in differing]
+                found[id(stitch)] = " ".join([family, *([fit] if several else []), *words])
+        return found
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families, each once."""
+        return tuple(dict.fromkeys(stitch.family for stitch in self))
+
+    def select(
+        self, place: str | tuple[str, str] | None = None, family: str | None = None, fit: str | None = None,
+        **settings: Any,
+    ) -> Stitches:  # fmt: skip
+        """The stitches at a place, of a family, fitted in a way or with some settings.
+
+        Args:
+            place: as in `.places`, or the paths in both networks.
+
+        Raises:
+            InputError: there are none.
+        """
+        if isinstance(place, tuple):
+            place = place[0] if place[0] == place[1] else f"{place[0]} into {place[1]}"
+        asked = {"place": place, "family": family, "fit": fit}
+        for name, wanted, known in (("place", place, self.places), ("family", family, self.families)):
+            if wanted is not None and wanted not in known:
+                raise InputError(
+                    f"There is no stitch with {name} {wanted!r}. {did_you_mean(wanted, known)}There are: "
+                    f"{', '.join(known) or 'none'}."
+                )
+        found = [
+            stitch
+            for stitch in self
+            if all(value is None or getattr(stitch, name) == value for name, value in asked.items())
+            and all(name in stitch.settings and stitch.settings[name] == value for name, value in settings.items())
+        ]
+        if not found:
+            wishes = {name: value for name, value in asked.items() if value is not None} | settings
+            raise InputError(f"None of the {len(self)} stitches has {wishes}. Ask for less, or see .to_rows().")
+        return Stitches(found)
+
+    def best(self, by: str = "accuracy") -> Stitch:
+        """The best stitch by one of its numbers: accuracy, penalty, relative_accuracy, loss, cross_entropy, ..."""
+        if by not in RANKED:
+            raise InputError(
+                f"Stitches were to be ranked by {by!r}. {did_you_mean(by, RANKED)}Use {', '.join(RANKED)}."
+            )
+        values = [(value, i) for i, stitch in enumerate(self) if (value := number(stitch, by)) is not None]
+        if not values:
+            raise InputError(f"None of the {len(self)} stitches has a number for {by!r}. Rank by 'loss'.")
+        sign = 1 if RANKED[by] else -1
+        return self._stitches[max(values, key=lambda pair: (sign * pair[0], -pair[1]))[1]]
+
+    # -- tables --------------------------------------------------------------------------------------------------------
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per stitch, as plain data: what `Stitch.to_dict` has, flat, without the history."""
+        return [_flat(stitch.to_dict()) for stitch in self]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"stitches": [stitch.to_dict() for stitch in self]}
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        try:
+            polars = import_module("polars")
+        except ImportError as error:
+            raise InputError(
+                "A data frame was asked for, but polars is not installed: pip install 'intertwine[frames]'. Or use "
+                ".to_rows(), which any data frame library reads."
+            ) from error
+        return polars.DataFrame(self.to_rows(), infer_schema_length=None)
+
+    def table(self, what: str | None = None) -> dict[tuple[str, str], list[float]]:
+        """(place, kind) → a number of each stitch there; penalty where None is asked for, loss if there are none."""
+        chosen = what or self._what()
+        found: dict[tuple[str, str], list[float]] = {}
+        for stitch, kind in self.named():
+            if (value := number(stitch, chosen)) is not None:
+                found.setdefault((stitch.place, kind), []).append(value)
+        return found
+
+    def _what(self) -> str:
+        return next(
+            (what for what in ("penalty", "accuracy") if any(number(s, what) is not None for s in self)), "loss"
+        )
+
+    def plot(self, what: str | None = None) -> Figure:
+        """Penalties per place, one line per kind, whiskers of one deviation where there are several of a kind.
+
+        A place inside a residual block, with values that go around the cut, is marked with a star.
+        """
+        starred = {stitch.place: _starred(stitch) for stitch in self}
+        table = {(starred[place], kind): values for (place, kind), values in self.table(what).items()}
+        return draw_penalties(table, (what or self._what()).replace("_", " "))
+
+    def __repr__(self) -> str:
+        if not self:
+            return "Stitches(none)"
+        what = self._what()
+        table = self.table(what)
+        broken = {(stitch.place, kind) for stitch, kind in self.named() if stitch.diverged is not None}
+        lines = [["", *self.kinds]]
+        for place in self.places:
+            cells = [_cell(table.get((place, kind)), (place, kind) in broken) for kind in self.kinds]
+            lines.append([_starred(next(s for s in self if s.place == place)), *cells])
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        drawn = ["  ".join(_justified(line, widths)).rstrip() for line in lines]
+        several = ", mean ± deviation" if max(map(len, table.values()), default=1) > 1 else ""
+        notes = [f"{BROKEN} training broke off: see .diverged"] if broken else []
+        if any(_starred(stitch).endswith(AROUND) for stitch in self):
+            notes.append(f"{AROUND} values go around the cut")
+        count = f"{len(self)} stitch{'es' if len(self) > 1 else ''}"
+        return "\n".join([f"Stitches({count}; {what}{several})", *drawn, *notes])
+
+
+def number(stitch: Stitch, name: str) -> float | None:
+    """A number of a stitch by its name; None where it has none."""
+    value = stitch.scores.loss if name == "loss" else getattr(stitch, name)
+    return None if value is None or not isfinite(value) else float(value)
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings in which some differ, but for the seed."""
+    names = dict.fromkeys(name for one in settings for name in one if name != "seed")
+    return [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]
+
+
+def _starred(stitch: Stitch) -> str:
+    return stitch.place + (AROUND if stitch.cut.skip != "none" else "")
+
+
+def _cell(values: Sequence[float] | None, broken: bool) -> str:
+    mark = BROKEN if broken else ""
+    if not values:
+        return f"–{mark}"
+    mean, spread = summary(values)
+    return f"{mean:.4f}{mark}" if len(values) == 1 else f"{mean:.4f} ± {spread:.4f}{mark}"
+
+
+def _justified(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    return [cells[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
+
+
+def _flat(found: dict[str, Any]) -> dict[str, Any]:
+    """Agreement, closeness and settings as columns of their own; the history is left out."""
+    nested = {"agreement": "", "closeness": "closeness_", "settings": ""}
+    row = {name: value for name, value in found.items() if name not in (*nested, "history")}
+    for name, head in nested.items():
+        row |= {f"{head}{key}": value for key, value in (found[name] or {}).items() if f"{head}{key}" not in row}
+    return row

@@ -1,0 +1,1 @@
+"""The families of maps that can stand between two networks, one file each."""

@@ -1,0 +1,166 @@
+"""Between two stitches of one cut: the straight line of maps, and how well the networks along it do.
+
+Where two good stitches are joined by a line of good ones, they are two answers to one question; on early layers of
+small networks that was seen to fail (Csiszárik et al. 2021, their Experiment 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from intertwine.errors import InputError, MismatchError
+from intertwine.features.labelled import labelled
+from intertwine.features.pictures import new_figure
+from intertwine.features.scoring import Loss
+from intertwine.stitch.jobs import mapped
+from intertwine.stitch.linear_map import LinearMap
+from intertwine.stitch.outcome import Stitch
+from intertwine.stitch.scores import Scorer, Scores
+from intertwine.stitch.stitched import StitchedNetwork
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Between:
+    """What `along` found.
+
+    Attributes:
+        shares: of the first stitch, from 1 to 0. scores: of the stitched network at each.
+        first, second: what the two ends are.
+    """
+
+    shares: tuple[float, ...]
+    scores: tuple[Scores, ...]
+    first: str
+    second: str
+
+    @property
+    def relative_accuracy(self) -> tuple[float | None, ...]:
+        """At each point, as a multiple of the back network's on the same data."""
+        return tuple(
+            scores.accuracy / scores.back_accuracy if scores.accuracy is not None and scores.back_accuracy else None
+            for scores in self.scores
+        )
+
+    @property
+    def lowest(self) -> float | None:
+        """The lowest relative accuracy on the line, ends included; the paper asks for 0.8."""
+        known = [value for value in self.relative_accuracy if value is not None]
+        return min(known) if known else None
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per point, as plain data."""
+        points = zip(self.shares, self.relative_accuracy, self.scores, strict=True)
+        return [{"share": t, "relative_accuracy": value, **scores.to_dict()} for t, value, scores in points]
+
+    def plot(self) -> Figure:
+        """Relative accuracy along the line, or the loss where there is none."""
+        figure = new_figure(4.2, 3.2)
+        axes = figure.subplots()
+        known = self.lowest is not None
+        values = [value for value in self.relative_accuracy if value is not None]
+        axes.plot(self.shares, values if known else [scores.loss for scores in self.scores], marker=".")
+        if known:
+            axes.axhline(1, color="0.8", linewidth=0.8, zorder=0)
+        axes.set_xlabel(f"share of the first: {self.first} (1), {self.second} (0)", fontsize=8)
+        axes.set_ylabel("relative accuracy" if known else "loss", fontsize=8)
+        return figure
+
+    def __repr__(self) -> str:
+        low = "" if self.lowest is None else f", relative accuracy at least {self.lowest:.4f}"
+        return f"Between({self.first} and {self.second}: {len(self.shares)} points{low})"
+
+
+def interpolate(first: LinearMap, second: LinearMap, share: float) -> LinearMap:
+    """`share` of the first map and the rest of the second: λM₁ + (1 − λ)M₂, and the biases alike.
+
+    A bias that is not there counts as zero.
+
+    Example:
+        >>> import torch
+        >>> middle = interpolate(LinearMap(torch.eye(2), torch.ones(2)), LinearMap(torch.zeros(2, 2)), 0.25)
+        >>> middle.matrix.diagonal(), middle.bias
+        (tensor([0.2500, 0.2500]), tensor([0.2500, 0.2500]))
+    """
+    if first.matrix.shape != second.matrix.shape:
+        raise MismatchError(
+            f"Between {first!r} and {second!r} there is no line: they map different channels. Give stitches of one cut."
+        )
+
+    def mixed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return share * a + (1 - share) * b
+
+    biases = [one.bias for one in (first, second) if one.bias is not None]
+    if not biases:
+        return LinearMap(mixed(first.matrix, second.matrix))
+    a, b = (torch.zeros_like(biases[0]) if one.bias is None else one.bias for one in (first, second))
+    return LinearMap(mixed(first.matrix, second.matrix), mixed(a, b))
+
+
+def along(
+    first: Stitch, second: Stitch, data: Any, points: int = 11, *, loss: Loss | None = None, together: int = 4
+) -> Between:
+    """Score the stitched networks on the line between two stitches of one cut.
+
+    Args:
+        first, second: of the same networks at the same place. data: batches of (inputs, targets), read once.
+        points: both ends included. loss: of (outputs, targets); cross-entropy where None.
+        together: how many networks share one run of the back.
+
+    Raises:
+        MismatchError: stitches of other networks or places. InputError: fewer than two points, or stitches with
+            BatchNorm statistics of their own, as between them there are none.
+
+    Example:
+        >>> import torch, intertwine
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> data = [(torch.randn(32, 3), torch.randint(2, (32,)))]
+        >>> a, b = (intertwine.stitch(net, net, "1", family, "direct", data=data) for family in ("identity", "linear"))
+        >>> along(a, b, data, points=3).lowest
+        1.0
+    """
+    if points < 2 or together < 1:
+        raise InputError(f"points={points} and together={together} were asked for; give at least 2 and 1.")
+    model = _common(first, second)
+    shares = tuple(torch.linspace(1, 0, points, dtype=torch.float64).tolist())
+    maps = [interpolate(first.map, second.map, share) for share in shares]
+    groups = [range(i, min(i + together, points)) for i in range(0, points, together)]
+    scorers = [Scorer(len(group), loss) for group in groups]
+    splice, cut = model.splice, model.number
+    with torch.no_grad(), splice.running():
+        for batch in labelled(data, splice.back_model):
+            (arrived,) = splice.front(batch.call, [cut])
+            own = splice.back_model(*batch.call[0], **batch.call[1])
+            for group, scorer in zip(groups, scorers, strict=True):
+                rows = mapped(arrived.rows, [maps[i] for i in group])
+                scorer.add(splice.back(cut, rows, arrived, batch.call, copies=len(group)), own, batch.targets)
+    scores = [one for scorer in scorers for one in scorer.scores()]
+    return Between(shares, tuple(scores), first.family, second.family)
+
+
+def _common(first: Stitch, second: Stitch) -> StitchedNetwork:
+    """The first network, where both are stitched networks of the same halves."""
+    a, b = first.model, second.model
+    if not isinstance(a, StitchedNetwork) or not isinstance(b, StitchedNetwork):
+        kinds = " and ".join(type(model).__name__ for model in (a, b))
+        raise InputError(f"A line leads from one stitched network to another; found {kinds}. Give what stitch() gave.")
+    halves = [(one.splice.front_model, one.splice.back_model) for one in (a, b)]
+    same = all(x is y for x, y in zip(*halves, strict=True))
+    if not same or (first.cut.front, first.cut.back, first.cut.skip) != (
+        second.cut.front, second.cut.back, second.cut.skip
+    ):  # fmt: skip
+        raise MismatchError(
+            f"Between a stitch at {first.place} and one at {second.place} there is no line, unless both join the same "
+            "two networks at the same place. Give stitches of one pair and one cut."
+        )
+    if a.statistics is not None or b.statistics is not None:
+        raise InputError(
+            "The stitches have BatchNorm statistics of their own (norm='adapt'), and between them there are none. Fit "
+            "them with norm='frozen'."
+        )
+    return a
