@@ -337,3 +337,20 @@ def test_001_C07_columns_of_zeros_change_nothing_for_the_others(dtype: torch.dty
         rows = np.c_[a.double().numpy(), np.ones(300)] if bias else a.double().numpy()
         wanted = np.linalg.lstsq(rows, b.double().numpy(), rcond=None)[0][:12].T
         np.testing.assert_allclose(found.matrix.double().numpy(), wanted, atol=1e-6)
+
+
+def test_moments_do_not_depend_on_how_features_lie_in_memory() -> None:
+    """Views of channels before positions, as convolutions leave them, and rows that lie one behind the other."""
+    chance = torch.Generator().manual_seed(0)
+    maps = [torch.randn(700, channels, 9, generator=chance) + 3 for channels in (4, 6)]
+    plain, views = Moments(), Moments()
+    for x, y in zip(*(one.split(300) for one in maps), strict=True):
+        views.update(x.mT, y.mT)
+        plain.update(x.mT.reshape(-1, 4), y.mT.reshape(-1, 6))
+    joint = torch.cat([one.mT.reshape(-1, one.shape[1]).double() for one in maps], 1)
+    wanted = joint.T @ joint
+    for moments in (plain, views):
+        assert moments.count == 6300
+        torch.testing.assert_close(moments.aa, wanted[:4, :4], rtol=1e-12, atol=0)
+        torch.testing.assert_close(moments.ab, wanted[:4, 4:], rtol=1e-12, atol=0)
+        torch.testing.assert_close(moments.bb, wanted[4:, 4:], rtol=1e-12, atol=0)

@@ -1,7 +1,7 @@
 """Sums over rows of two sets of features, in one pass: all that the closed forms need, and never the rows themselves.
 
-Sums are kept in float64, around the mean of the first batch, so that nothing cancels. On a CPU all products come from
-one symmetric product of both sets side by side (BLAS `dsyrk`), which costs little more than single precision would.
+Sums are kept in float64, around the mean of the first batch, so that nothing cancels. What convolutions leave, channels
+before positions, is copied in whole rows of positions: bringing channels last would cost more than the products.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy.linalg import get_blas_funcs
 from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
 from intertwine.shapes import Float
 
 #: Rows that are brought to float64 at a time.
-RUN, DEVICE_RUN = 2048, 65536
-_symmetric_product = get_blas_funcs("syrk", dtype=float)
+RUN, DEVICE_RUN = 4096, 65536
 #: What rounding may leave in a product, as a share of the lengths of its two columns.
 NOISE = 4 * float(torch.finfo(torch.float64).eps)
 
@@ -61,35 +59,53 @@ class Moments:
                 f"Moments were given {a.shape[:-1].numel()} rows of the front and {b.shape[:-1].numel()} of the back. "
                 "Every row of the one needs its row of the other: bring both to the same positions first."
             )
-        a, b = (x.detach().reshape(-1, x.shape[-1]) for x in (a, b))
-        if not len(a):
+        a, b = (x.detach() for x in (a, b))
+        if not a.numel() or not b.numel():
             return
         if self._shift is None:
             self._begin(a, b)
-        if (a.shape[1], b.shape[1]) != (self.inputs, self.outputs):
+        if (a.shape[-1], b.shape[-1]) != (self.inputs, self.outputs):
             raise MismatchError(
                 f"The batches before had {self.inputs} features of the front and {self.outputs} of the back; this one "
-                f"has {a.shape[1]} and {b.shape[1]}. Use one Moments per pair of places."
+                f"has {a.shape[-1]} and {b.shape[-1]}. Use one Moments per pair of places."
             )
-        self._add(a, b)
-        self.count += len(a)
+        if _channels_first(a) and _channels_first(b) and a.shape[:-1] == b.shape[:-1]:
+            self._add_channels_first(a.mT, b.mT)
+        else:
+            self._add(*(x.reshape(-1, x.shape[-1]) for x in (a, b)))
+        self.count += a.shape[:-1].numel()
 
     def _begin(self, a: Tensor, b: Tensor) -> None:
-        self._inputs = a.shape[1]
-        self._shift = torch.cat([a.double().mean(0), b.double().mean(0)])
+        self._inputs = a.shape[-1]
+        self._shift = torch.cat([x.double().mean(tuple(range(x.dim() - 1))) for x in (a, b)])
         self._total = torch.zeros_like(self._shift)
         self._joint = self._total.new_zeros(len(self._total), len(self._total))
 
     def _add(self, a: Tensor, b: Tensor) -> None:
+        """Rows (rows, features)."""
         shift = self._begun()
         for x, y in zip(*(rows.split(RUN if a.device.type == "cpu" else DEVICE_RUN) for rows in (a, b)), strict=True):
-            both = shift.new_empty(len(x), len(shift))
-            torch.sub(x, shift[: self._inputs], out=both[:, : self._inputs])
-            torch.sub(y, shift[self._inputs :], out=both[:, self._inputs :])
+            both = torch.cat([x.double(), y.double()], 1).sub_(shift)
             self._total += both.sum(0)
-            # either way the upper triangle is whole
-            on_cpu = both.device.type == "cpu"
-            self._joint += torch.from_numpy(_symmetric_product(1.0, both.numpy().T)) if on_cpu else both.mT @ both
+            self._add_products(both.mT)
+
+    def _add_channels_first(self, a: Tensor, b: Tensor) -> None:
+        """Features as convolutions leave them, (samples, features, positions): copied in whole rows of positions."""
+        shift = self._begun()
+        size = max(1, (RUN if a.device.type == "cpu" else DEVICE_RUN) // a.shape[2])
+        for x, y in zip(a.split(size), b.split(size), strict=True):
+            both = shift.new_empty(len(shift), len(x), x.shape[2])
+            both[: self._inputs].copy_(x.transpose(0, 1))
+            both[self._inputs :].copy_(y.transpose(0, 1))
+            columns = both.flatten(1).sub_(shift[:, None])
+            self._total += columns.sum(1)
+            self._add_products(columns)
+
+    def _add_products(self, columns: Float[Tensor, "features rows"]) -> None:
+        """Products of all features; those of the back with the front are those of the front with the back."""
+        front, back = columns[: self._inputs], columns[self._inputs :]
+        self._joint[: self._inputs].addmm_(front, columns.mT)
+        self._joint[self._inputs :, self._inputs :].addmm_(back, back.mT)
 
     @property
     def inputs(self) -> int:
@@ -164,3 +180,8 @@ class Moments:
             inner = inner + self.count * torch.outer(mean, mean)
         n = self._inputs
         return Products(self.count, inner[:n, :n], inner[:n, n:], inner[n:, n:])
+
+
+def _channels_first(rows: Tensor) -> bool:
+    """Whether rows (samples, positions, features) are a view of what a convolution gave."""
+    return rows.dim() == 3 and rows.shape[1] > 1 and rows.mT.is_contiguous()

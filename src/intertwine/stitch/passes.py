@@ -41,7 +41,7 @@ def moments_of(splice: Splice, data: Any, tick: Tick = lambda part: None) -> tup
         for i, batch in enumerate(labelled(data, splice.back_model), 1):
             arrived, own = splice.front(batch.call), splice.targets(batch.call)
             for moments, here, there in zip(found, arrived, own, strict=True):
-                moments.update(here.rows.flatten(0, 1), there.flatten(0, 1))
+                moments.update(here.rows, there)
             tick(i / size if size else 0.0)
     return found
 
