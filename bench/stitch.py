@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stitch_page import page
+from stitch_page import RESULTS, page
 from torch import nn
 
 import intertwine as it
@@ -41,7 +41,6 @@ from intertwine.zoo.networks.registry import architecture, architectures
 from intertwine.zoo.networks.sites import relu_paths
 from intertwine.zoo.recipe import RECIPES
 
-RESULTS = Path(__file__).parent / "results" / "stitch.json"
 #: Mean and deviation of the pixels, as the published Tiny-10 networks were fed.
 TINY10 = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Tanh)
@@ -169,7 +168,7 @@ def measure_tiny10(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         )  # fmt: skip
         for one in found:
             if (one.family, one.fit) != ("identity", "task"):
-                yield _row("tiny10", options, one) | {"pair": [first, first + 1], "cka": _cka(one, data)}
+                yield _row("tiny10", options, one) | {"batch": 128, "pair": [first, first + 1], "cka": _cka(one, data)}
 
 
 def _cka(one: Any, data: Any) -> float:
@@ -186,7 +185,7 @@ def _cka(one: Any, data: Any) -> float:
 
 def measure_moved(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every architecture of the zoo, stitched to a copy of itself that was moved by a random element, in float64."""
-    for name in architectures():
+    for name in options.architectures.split(",") if options.architectures else architectures():
         torch.manual_seed(0)
         model, example = build(name).double().eval(), architecture(name).example()
         symmetry = it.symmetry(model, example.double() if example.is_floating_point() else example)
@@ -195,26 +194,29 @@ def measure_moved(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         with torch.no_grad():
             own = model(inputs)
         data = [(inputs, own.argmax(-1))]
-        for path, family in _cuts(model):
+        for family, paths in _cuts(model).items():
             for skip in (None, "back"):
-                found = it.stitch(moved, model, path, family, "direct", data=data, skip=skip)
-                with torch.no_grad():
-                    gap = float((found.model(inputs) - own).abs().max() / own.abs().max())
-                yield {
-                    "part": "moved", "architecture": name, "at": path, "family": found.family, "gap": gap,
-                    "penalty": found.penalty, "skip": found.cut.skip,
-                }  # fmt: skip
-                if found.cut.skip == "none":
-                    break
+                found = it.stitches(moved, model, paths, family, fit="direct", data=data, skip=skip)
+                for one in found:
+                    if skip is not None and one.cut.skip == "none":
+                        continue  # nothing goes around it, so there was nothing to choose
+                    with torch.no_grad():
+                        gap = float((one.model(inputs) - own).abs().max() / own.abs().max())
+                    yield {
+                        "part": "moved", "architecture": name, "at": one.cut.back, "family": one.family, "gap": gap,
+                        "penalty": one.penalty, "skip": one.cut.skip,
+                    }  # fmt: skip
 
 
-def _cuts(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Every activation with its own group, and the ends of transformer blocks, whose streams can be permuted."""
+def _cuts(model: nn.Module) -> dict[Any, list[str]]:
+    """Family → places: every activation with its own group, and the ends of transformer blocks, which are permuted."""
+    found: dict[Any, list[str]] = {}
     for path, module in model.named_modules():
         if isinstance(module, ACTIVATIONS):
-            yield path, family_of(module)
+            found.setdefault(family_of(module), []).append(path)
         elif path.rpartition(".")[0] == "blocks":
-            yield path, "permutation"
+            found.setdefault(find_family("permutation"), []).append(path)
+    return found
 
 
 def _inputs(example: Any, samples: int) -> Any:
@@ -261,6 +263,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--first", type=int, default=0, help="the first pair of relu")
     top.add_argument("--rate", type=float, default=1e-3, help="of our own training of G_ReLU")
     top.add_argument("--precision", default="float32")
+    top.add_argument("--architectures", metavar="NAME,…", help="of moved; all of the zoo where not given")
     top.add_argument("--samples", type=int, default=32, help="of moved")
     return top
 

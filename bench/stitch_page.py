@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+RESULTS = Path(__file__).parent / "results" / "stitch.json"
 Row = dict[str, Any]
 
 

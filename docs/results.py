@@ -1,4 +1,4 @@
-"""Write the measured tables of docs/canonical.md, docs/zoo.md and docs/alignment.md again.
+"""Write the measured tables of docs/canonical.md, zoo.md, alignment.md and stitching.md again.
 
 They are made from the committed result files alone.
 
@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 PAGE = ROOT / "docs" / "canonical.md"
 ZOO_PAGE = ROOT / "docs" / "zoo.md"
 ALIGNMENT_PAGE = ROOT / "docs" / "alignment.md"
+STITCHING_PAGE = ROOT / "docs" / "stitching.md"
 NAMES = {"unsorted": "as trained", "ensemble": "ensemble of predictions"}
 
 
@@ -100,7 +101,17 @@ def written_alignment(page: str) -> str:
     return put(page, "bench", "\n".join([align.page(results), align_transformers.page(transformers)]).strip())
 
 
+def written_stitching(page: str) -> str:
+    """The page of stitching with its tables."""
+    from stitch_page import RESULTS
+    from stitch_page import page as tables
+
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    return put(page, "bench", tables(rows).strip())
+
+
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     ZOO_PAGE.write_text(written_zoo(ZOO_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     ALIGNMENT_PAGE.write_text(written_alignment(ALIGNMENT_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    STITCHING_PAGE.write_text(written_stitching(STITCHING_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

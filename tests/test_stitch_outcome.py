@@ -499,7 +499,7 @@ def test_penalties_per_layer_with_whiskers(several: Stitches) -> None:
 def test_a_stitch_is_drawn_with_its_history() -> None:
     """Features are compared every few steps, losses are means of epochs."""
     history = [{"step": 10 * i, "linear_cka": 0.9 - i / 10, "note": "x"} for i in range(4)]
-    history[2:2] = [{"epoch": 1, "loss": 2.0}]
+    history[2:2] = [{"epoch": 1, "loss": 2.0, "accuracy": 0.25}]
     history += [{"epoch": 2, "loss": 1.0, "accuracy": 0.5}]
     figure = made(map=LinearMap(torch.eye(3)[[2, 0, 1]]), history=tuple(history)).plot()
     panels = [axes for axes in figure.axes if axes.get_title()]

@@ -26,14 +26,16 @@ PANELS = {"accuracy": ("accuracy",), "loss": ("loss", "cross_entropy"), "similar
 def draw_stitch(
     matrix: Float[Tensor, "out in"], title: str, history: Sequence[Mapping[str, Any]] = ()
 ) -> Figure:  # fmt: skip
-    """A heat map of a matrix, and one panel for each kind of number in the history.
+    """A heat map of a matrix, and one panel for each kind of number that the history has more than once.
 
     >>> import torch
     >>> figure = draw_stitch(torch.eye(3), "identity", [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.4}])
     >>> [axes.get_title() for axes in figure.axes[:2]]
     ['identity', 'loss']
     """
-    panels = curves(history)
+    panels = {
+        key: lines for key, lines in curves(history).items() if any(len(times) > 1 for times, _ in lines.values())
+    }
     figure = new_figure(4.4 + 3.6 * len(panels), 3.6)
     first, *others = figure.subplots(1, 1 + len(panels), squeeze=False)[0]
     _heat_map(first, matrix, title)
@@ -42,7 +44,8 @@ def draw_stitch(
             axes.plot(times, values, label=label, marker="." if len(times) < 30 else None)
         axes.set_title(name, fontsize=9)
         axes.set_xlabel(clock, fontsize=8)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -92,7 +95,7 @@ def draw_penalties(table: Mapping[tuple[str, str], Sequence[float]], what: str) 
     'penalty'
     """
     places, families = (list(dict.fromkeys(key[i] for key in table)) for i in (0, 1))
-    figure = new_figure(2.4 + 0.9 * max(3, len(places)), 3.6)
+    figure = new_figure(3.6 + 0.9 * max(3, len(places)), 3.6)
     axes = figure.subplots()
     for i, family in enumerate(families):
         held = [(x, summary(table[place, family])) for x, place in enumerate(places) if table.get((place, family))]
@@ -102,9 +105,11 @@ def draw_penalties(table: Mapping[tuple[str, str], Sequence[float]], what: str) 
             label=family, marker="o", markersize=4, capsize=3, linewidth=1.2,
         )  # fmt: skip
     axes.set_xticks(range(len(places)), places, rotation=30 if max(map(len, places), default=0) > 8 else 0, fontsize=8)
+    axes.set_xlabel("cut at", fontsize=9)
     axes.set_ylabel(what, fontsize=9)
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
