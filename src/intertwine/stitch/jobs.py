@@ -58,10 +58,12 @@ def mapped(
 ) -> Float[Tensor, "stacked positions outputs"]:
     """The rows under each map, those of the first one first: one product for all."""
     matrices = torch.stack([one.matrix for one in maps])
-    moved = torch.matmul(rows.flatten(0, 1).to(matrices.dtype), matrices.mT)
+    cast = torch.is_autocast_enabled(rows.device.type)  # which chooses the numbers of products by itself
+    flat = rows.flatten(0, 1)
+    moved = torch.matmul(flat if cast else flat.to(matrices.dtype), matrices.mT)
     if any(one.bias is not None for one in maps):
         biases = [one.bias if one.bias is not None else one.matrix.new_zeros(len(one.matrix)) for one in maps]
         moved = moved + torch.stack(biases).to(moved)[:, None]
-    if not torch.is_autocast_enabled(rows.device.type):
+    if not cast:
         moved = moved.to(rows.dtype)  # the back's own numbers
     return moved.view(len(maps) * len(rows), rows.shape[1], -1)
