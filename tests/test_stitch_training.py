@@ -140,6 +140,42 @@ def test_collected_statistics_are_averages_over_batches() -> None:
     torch.testing.assert_close(found, plain.eval()(data[0]))
 
 
+def test_statistics_are_used_after_the_network_was_moved() -> None:
+    """Moving a network gives its buffers other tensors; the layers are still known."""
+    model = network(0)
+    statistics, x = Statistics(model), batches(1)[0][0]
+    with statistics.applied("collect"):
+        model(x)
+    with statistics.applied("own"):
+        before = model(x)
+    model.double().float()
+    with statistics.applied("own"):
+        after = model(x)
+    assert torch.equal(before, after)
+    assert not torch.allclose(before, model(x), atol=1e-3)
+
+
+def test_copies_of_a_stitched_network_keep_its_statistics_and_share_the_networks() -> None:
+    a, b, data = network(0), network(1).double().float(), batches()
+    found = intertwine.stitch(a, b, "2", "relu", "direct", data=data, norm="adapt").model
+    copied, x = copy.deepcopy(found), data[0][0]
+    assert torch.equal(copied(x), found(x))
+    with torch.no_grad():
+        for tensor in copied.statistics.buffers():  # pyrefly: ignore
+            tensor.fill_(1.0)
+    assert not torch.allclose(copied(x), found(x))
+    layer = copied.statistics.back._layers[0][1]  # pyrefly: ignore
+    assert layer is b[1]
+
+
+def test_networks_in_double_precision_are_stitched_in_it() -> None:
+    a, b = network(0).double(), network(1).double()
+    data = [(x.double(), y) for x, y in batches()]
+    for norm in ("frozen", "adapt"):
+        found = intertwine.stitch(a, b, "2", "affine", data=data, norm=norm, epochs=2)
+        assert found.matrix.dtype == found.model(data[0][0]).dtype == torch.float64
+
+
 # -- many at once -----------------------------------------------------------------------------------------------------
 
 

@@ -29,15 +29,27 @@ class Statistics(nn.Module):
     def __init__(self, model: nn.Module, copies: int = 1) -> None:
         super().__init__()
         self.copies = copies
+        self._layers: list[tuple[str, nn.Module]] = []  # in pairs, so that torch does not take them for parts of this
         self._names: dict[int, str] = {}  # id of a layer's own running mean → its name here
         self.collected = 0
         for path, layer in model.named_modules():
             mean, var = getattr(layer, "running_mean", None), getattr(layer, "running_var", None)
             if isinstance(layer, nn.modules.batchnorm._BatchNorm) and mean is not None and var is not None:
                 name = path.replace(".", "/") or "self"
-                self._names[id(mean)] = name
-                self.register_buffer(f"{name}:mean", mean.detach().float().repeat(copies, 1))
-                self.register_buffer(f"{name}:var", var.detach().float().repeat(copies, 1))
+                self._layers.append((name, layer))
+                exact = torch.promote_types(mean.dtype, torch.float32)
+                self.register_buffer(f"{name}:mean", mean.detach().to(exact).repeat(copies, 1))
+                self.register_buffer(f"{name}:var", var.detach().to(exact).repeat(copies, 1))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Statistics:
+        """Numbers of its own for the same layers: the network is shared."""
+        found = object.__new__(type(self))
+        memo[id(self)] = found
+        found.__dict__ = {
+            **self.__dict__,
+            "_buffers": {name: t.clone() for name, t in self._buffers.items() if t is not None},
+        }
+        return found
 
     def of(self, copy: int) -> dict[str, Tensor]:
         """The statistics of one stitch, by names."""
@@ -58,6 +70,8 @@ class Statistics(nn.Module):
         """
         if how == "collect":
             self.collected += 1
+        # anew each time: moving a network to another device gives it other tensors
+        self._names = {id(layer.running_mean): name for name, layer in self._layers}
         with _Norms(self, how):
             yield
 
