@@ -329,6 +329,17 @@ def test_progress_runs_from_0_to_1() -> None:
     assert parts[-1] == pytest.approx(1.0)
 
 
+def test_batches_stay_as_they_are_where_the_first_layer_works_in_place() -> None:
+    a, b = (nn.Sequential(nn.ReLU(inplace=True), *network(seed)) for seed in (0, 1))
+    data = batches()
+    before = [x.clone() for x, _ in data]
+    found = intertwine.stitches(
+        a, b, ["3", "6"], ["relu", "linear"], data=data, epochs=2, targets="soft", norm="adapt", fit=("direct", "task")
+    )
+    found[0].model(data[0][0])
+    assert all(torch.equal(x, held) for (x, _), held in zip(data, before, strict=True))
+
+
 # -- papers' experiments in small -------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.errors import InputError
-from intertwine.features.batches import Call, calls, kind_of, placed
+from intertwine.features.batches import Call, calls, fresh, kind_of, placed
 from intertwine.features.places import WRAPPERS, Site, modules_of, sites
 
 Note = Callable[[Site, nn.Module, Tensor], None]  # told of every tensor that is kept, in the order of the forward
@@ -164,7 +164,7 @@ def record(
             "The model has lazy modules without weights yet. Run it once; capturing never changes a model."
         )
     recorder = Recorder(device, note)
-    args, kwargs = placed(call, model)
+    args, kwargs = placed(fresh(call), model)
     with evaluating(model), recorder.listening(model, places):
         model(*args, **kwargs)
     found: dict[Site, Tensor] = {}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from intertwine.errors import InputError
-from intertwine.features.batches import Call, placed
+from intertwine.features.batches import Call, fresh, placed
 from intertwine.features.capture import record
 from intertwine.features.fingerprint import samples_of
 from intertwine.features.layouts import Layouts
@@ -117,7 +117,7 @@ def _prove(traced: Traced, hooked: Hooked, call: Call, tensors: Sequence[Tensor]
         raise Untraceable("its steps give other features than the network itself")
     if not complete:
         return
-    args, kwargs = placed(call, traced.model)
+    args, kwargs = placed(fresh(call), traced.model)
     with torch.no_grad():
         output = traced.model(*args, **kwargs)
         for i in places:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.errors import InputError
-from intertwine.features.batches import Call, placed
+from intertwine.features.batches import Call, fresh, placed
 from intertwine.features.capture import Recorder, pick
 from intertwine.features.places import Site, modules_of
 from intertwine.stitch.batching import repeated
@@ -48,7 +48,7 @@ class Hooked:
             if not missing:
                 raise _Stop
 
-        args, kwargs = placed(call, self.model)
+        args, kwargs = placed(fresh(call), self.model)
         with torch.no_grad(), recorder.listening(self.model, tuple(missing)), suppress(_Stop):
             self.model(*args, **kwargs)
         if missing:
@@ -61,7 +61,7 @@ class Hooked:
 
     def finish(self, number: int, tensor: Tensor, around: tuple[Any, ...], call: Call, copies: int = 1) -> Any:
         """The whole network, on all copies, with a tensor put in where it has its own."""
-        args, kwargs = placed(repeated(call, copies), self.model)
+        args, kwargs = placed(fresh(repeated(call, copies)), self.model)
         with self._replacing(self.places[number], tensor) as done:
             output = self.model(*args, **kwargs)
         if not done:

@@ -20,6 +20,7 @@ from intertwine.stitch.linear_map import LinearMap
 from intertwine.stitch.outcome import Stitch
 from intertwine.stitch.scores import Scorer, Scores
 from intertwine.stitch.stitched import StitchedNetwork
+from intertwine.stitch.targets import answer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,7 +136,7 @@ def along(
     with torch.no_grad(), splice.running():
         for batch in labelled(data, splice.back_model):
             (arrived,) = splice.front(batch.call, [cut])
-            own = splice.back_model(*batch.call[0], **batch.call[1])
+            own = answer(splice.back_model, batch.call)
             for group, scorer in zip(groups, scorers, strict=True):
                 rows = mapped(arrived.rows, [maps[i] for i in group])
                 scorer.add(splice.back(cut, rows, arrived, batch.call, copies=len(group)), own, batch.targets)

@@ -13,6 +13,7 @@ from intertwine.features.labelled import labelled
 from intertwine.stitch.moments import Moments
 from intertwine.stitch.scores import Scorer, Scores
 from intertwine.stitch.splice import Splice
+from intertwine.stitch.targets import answer
 from intertwine.stitch.training import Trainer
 
 Tick = Callable[[float], None]  # hears which part of a pass is done
@@ -51,7 +52,7 @@ def scores_of(trainer: Trainer, data: Any) -> dict[int, list[Scores]]:
     """Cut → scores of its stitches, in the order of the trainer's jobs there."""
     scorers = {cut: Scorer(copies=len(group)) for cut, group in trainer.groups.items()}
     for batch, outputs in trainer.passed(data, "own"):
-        own = trainer.splice.back_model(*batch.call[0], **batch.call[1])
+        own = answer(trainer.splice.back_model, batch.call)
         for cut, scorer in scorers.items():
             scorer.add(outputs[cut], own, batch.targets)
     return {cut: scorer.scores() for cut, scorer in scorers.items()}
@@ -63,7 +64,7 @@ def accuracy_of(model: nn.Module, data: Any) -> float | None:
     scorer = Scorer()
     try:
         for batch in labelled(data, model):
-            outputs = model(*batch.call[0], **batch.call[1])
+            outputs = answer(model, batch.call)
             scorer.add(outputs, outputs, batch.targets)
         return scorer.scores()[0].accuracy
     except InputError:

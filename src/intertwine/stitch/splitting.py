@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from intertwine.features.batches import Call, placed
+from intertwine.features.batches import Call, fresh, placed
 from intertwine.features.capture import pick
 from intertwine.features.fingerprint import samples_of
 from intertwine.features.places import Site, modules_of
@@ -49,7 +49,7 @@ class Traced:
         self.model, self.places, self.by_few = model, tuple(places), by_few
         call = placed(example, model)
         self.program = trace(model, call, [site.path for site in places])
-        values = self.program.inputs(call)
+        values = self.program.inputs(fresh(call))
         with torch.no_grad():
             for _ in self.program.run(values, self.program.nodes, keep=True):
                 pass
@@ -69,7 +69,7 @@ class Traced:
         """
         program, found = self.program, {}
         last = max((program.order[self.plans[number].cut] for number in wanted), default=-1)
-        values = program.inputs(placed(call, self.model))
+        values = program.inputs(placed(fresh(call), self.model))
         with torch.no_grad():
             for node in program.run(values, program.nodes[: last + 1]):
                 for number in wanted:
@@ -81,7 +81,7 @@ class Traced:
     def finish(self, number: int, tensor: Tensor, around: tuple[Any, ...], call: Call, copies: int = 1) -> Any:
         """The network from a place on, where it has this tensor, with these values around it, both for all copies."""
         plan, program = self.plans[number], self.program
-        given = program.inputs(placed(repeated(call, copies) if plan.reads_inputs else call, self.model))
+        given = program.inputs(placed(fresh(repeated(call, copies)) if plan.reads_inputs else call, self.model))
         count, numbers = copies * samples_of(call), self._learned(call)
         values = given | dict(zip(plan.crossing, around, strict=True)) | {plan.cut: tensor}
         values |= {node: numbers[node](count) for node in plan.numbers}
@@ -133,7 +133,7 @@ class Traced:
 
     def _plain(self, call: Call, wanted: list[fx.Node]) -> Values:
         program = self.program
-        values, found = program.inputs(placed(call, self.model)), {}
+        values, found = program.inputs(placed(fresh(call), self.model)), {}
         last = max(program.order[node] for node in wanted)
         with torch.no_grad():
             for node in program.run(values, program.nodes[: last + 1]):

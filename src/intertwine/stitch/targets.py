@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from intertwine.errors import InputError
+from intertwine.features.batches import Call, fresh
 from intertwine.features.scoring import IGNORED
 from intertwine.shapes import Float
+
+
+def answer(model: nn.Module, call: Call) -> Any:
+    """What a whole network answers; the batch stays as it is, whatever the network does in place."""
+    args, kwargs = fresh(call)
+    return model(*args, **kwargs)
 
 
 def logits_of(outputs: Any) -> Tensor:

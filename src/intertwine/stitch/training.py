@@ -19,7 +19,7 @@ from intertwine.stitch.jobs import Job, mapped
 from intertwine.stitch.recording import Recording
 from intertwine.stitch.splice import Arrived, Splice
 from intertwine.stitch.statistics import PairStatistics, Statistics
-from intertwine.stitch.targets import Targets, logits_of
+from intertwine.stitch.targets import Targets, answer, logits_of
 from intertwine.stitch.traces import cka
 
 #: A mean loss beyond this, in nats, has left what cross-entropy of a working network can be.
@@ -108,7 +108,7 @@ class Trainer:
             own = None
             if any(wanted.soft for wanted in self.targets.values()):
                 with torch.no_grad():
-                    own = logits_of(self.splice.back_model(*call[0], **call[1]))
+                    own = logits_of(answer(self.splice.back_model, call))
             wanted = self._wanted(call)
             for cut, group in self.groups.items():
                 active = [job.family.map(job.parameters) for job in group]
