@@ -28,9 +28,7 @@ def draw(folder: Path) -> None:
         shared = {"data": data.batches("train", 100), "test": data.batches("test")}
         pairs = [(zoo[i], zoo[i + 1]) for i in (0, 2, 4)]
     found = [
-        one
-        for front, back in pairs
-        for one in it.stitches(front, back, CUTS, FAMILIES, epochs=10, rate=1e-2, **shared)
+        one for front, back in pairs for one in it.stitches(front, back, CUTS, FAMILIES, epochs=10, rate=1e-2, **shared)
     ]
     with mpl.rc_context(STEADY):
         many = it.stitches(*pairs[0], CUTS, FAMILIES, fit="direct", **shared)

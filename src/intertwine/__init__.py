@@ -34,7 +34,15 @@ if TYPE_CHECKING:
     from intertwine.errors import MismatchError as MismatchError
     from intertwine.errors import RuleError as RuleError
     from intertwine.features.features import features as features
+    from intertwine.fold.complexity import complexity as complexity
+    from intertwine.fold.fold import fold as fold
     from intertwine.graph.registry import rule as rule
+    from intertwine.inspect.dissect import dissect as dissect
+    from intertwine.inspect.guided import guided_backprop as guided_backprop
+    from intertwine.inspect.rotation import rotation as rotation
+    from intertwine.inspect.rotation_penalty import rotation_penalty as rotation_penalty
+    from intertwine.inspect.rotation_scan import rotation_scan as rotation_scan
+    from intertwine.inspect.top_images import top_images as top_images
     from intertwine.measure.calibrate import calibrate as calibrate
     from intertwine.measure.compare import compare as compare
     from intertwine.measure.similarity import measure as measure
@@ -68,7 +76,15 @@ _HOMES = {
     "average": "connect.averaging",
     "merge": "connect.merging",
     "features": "features.features",
+    "complexity": "fold.complexity",
+    "fold": "fold.fold",
     "rule": "graph.registry",
+    "dissect": "inspect.dissect",
+    "guided_backprop": "inspect.guided",
+    "rotation": "inspect.rotation",
+    "rotation_penalty": "inspect.rotation_penalty",
+    "rotation_scan": "inspect.rotation_scan",
+    "top_images": "inspect.top_images",
     "calibrate": "measure.calibrate",
     "compare": "measure.compare",
     "measure": "measure.similarity",

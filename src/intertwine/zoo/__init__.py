@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from intertwine.zoo.concepts import concept_images as concept_images
     from intertwine.zoo.datasets.dataset import Dataset as Dataset
     from intertwine.zoo.datasets.download import download as download
     from intertwine.zoo.datasets.find import data as data
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "architectures": "networks.registry",
     "build": "networks.registry",
+    "concept_images": "concepts",
     "Dataset": "datasets.dataset",
     "download": "datasets.download",
     "data": "datasets.find",

@@ -1,0 +1,174 @@
+"""`fold`: features of a network that are the same, or nearly, merged into one; the result is a smaller real module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from intertwine.errors import InputError, did_you_mean
+from intertwine.fold.checking import compare
+from intertwine.fold.costs import Change, count_flops, count_parameters
+from intertwine.fold.cutting import cut
+from intertwine.fold.folded import Fold
+from intertwine.fold.merging import Merging
+from intertwine.fold.options import Beta, Options
+from intertwine.fold.prepared import Prepared, prepare
+from intertwine.fold.schedules import run
+
+
+def fold(
+    model: nn.Module,
+    *example_args: Any,
+    beta: Beta = 0.1,
+    schedule: str = "layerwise",
+    terms: str = "in",
+    bias: bool = True,
+    rows: str = "mean",
+    maximum: str = "fixed",
+    norm: str = "fold",
+    max_ratio: float | int | None = None,
+    **example_kwargs: Any,
+) -> Fold:
+    """Merge the features of a network that are nearly the same, without data and without training.
+
+    The function is unchanged where merged features are the same. It is that of the network in evaluation mode; random
+    layers such as dropout play no part. Algorithm 1 of the paper is `**options.PRINTED`, its published code
+    `**options.PAPER_CODE` (both in `intertwine.fold.options`).
+
+    Args:
+        model: any network; it is not changed. *example_args, **example_kwargs: inputs it can be called with.
+        beta: in (0, 1). A layer stops when its smallest distance exceeds beta times the largest; more merges more.
+            A mapping gives every wire its own, and leaves out those it does not name.
+        schedule: "layerwise", or "round-robin": one merge per layer and sweep.
+        terms: what makes two features differ: "in", their incoming rows, which is all that equivalence needs; "in+out"
+            (Eq. 6), their outgoing columns too. bias: whether biases count as part of the rows.
+        rows: "mean" compares what was merged as a mean; "sum" as it stands (as printed), so that a sum of features is
+            far from its like, and of three equal features one is left over.
+        maximum: the largest distance as it is at the start ("fixed"), or at every step ("recompute").
+        norm: "fold" takes BatchNorm as part of the layer before it, which is exact; "sum" adds its vectors up and
+            leaves them out of distances, as the paper's code does, which is not.
+        max_ratio: the largest share of the features of a wire that may go.
+
+    Returns:
+        A `Fold`: `.model`, `.groups`, `.parameters`, `.flops`, `.rules`, `.skipped`, `.latency()`.
+
+    Raises:
+        InputError: an option is out of range, or the forward of the model has a width written into it.
+
+    Example:
+        >>> import torch
+        >>> from intertwine.fold.fold import fold
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> with torch.no_grad():
+        ...     model[0].weight[5], model[0].bias[5] = model[0].weight[2], model[0].bias[2]
+        >>> folded = fold(model, torch.zeros(1, 3), beta=1e-6)
+        >>> folded.model[0].out_features, folded.groups["0"][2]
+        (7, (2, 5))
+
+    Reference: Chen, Zhou and Yan, Going Beyond Neural Network Feature Similarity, 2024, Section 4.
+    """
+    options = Options(beta, schedule, terms, bias, rows, maximum, norm, max_ratio)
+    prepared = prepare(model, (example_args, example_kwargs), norm)
+    return finished(prepared, merged(prepared, options))
+
+
+def merged(prepared: Prepared, options: Options) -> Merging:
+    """Merge features until every wire has stopped."""
+    options.check_wires([wire.name for wire in prepared.wires])
+    merging = Merging(prepared.wires, options)
+    run(merging)
+    return merging
+
+
+def fold_groups(
+    model: nn.Module,
+    *example_args: Any,
+    groups: Mapping[str, Sequence[Sequence[int]]],
+    norm: str = "fold",
+    **example_kwargs: Any,
+) -> Fold:
+    """Merge given groups of features, found in whatever way.
+
+    Args:
+        model, *example_args, **example_kwargs, norm: as for `fold`.
+        groups: wire → groups of its features. Each becomes one feature, features in no group stay.
+
+    Raises:
+        InputError: a wire cannot be folded, or its groups overlap or name features it does not have.
+
+    Example:
+        >>> import torch
+        >>> from intertwine.fold.fold import fold_groups
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> fold_groups(model, torch.zeros(1, 3), groups={"0": [(1, 4, 6)]}).model[0].out_features
+        6
+    """
+    prepared = prepare(model, (example_args, example_kwargs), norm)
+    Options(beta=dict.fromkeys(groups, 0.5)).check_wires([wire.name for wire in prepared.wires])
+    merging = Merging(prepared.wires, Options(norm=norm))
+    for w, wire in enumerate(prepared.wires):
+        named = [sorted(group) for group in groups.get(wire.name, ())]
+        flat = [i for group in named for i in group]
+        if len(set(flat)) < len(flat) or not set(flat) <= set(range(wire.size)):
+            raise InputError(
+                f"Groups of the wire {wire.name!r} name a feature twice, or one that it does not have. It has features "
+                f"0 to {wire.size - 1}, and each may be in one group."
+            )
+        for first, *others in filter(None, named):
+            for other in others:
+                merging.merge(w, first, other)
+    return finished(prepared, merging)
+
+
+def finished(prepared: Prepared, merging: Merging) -> Fold:
+    """Build the smaller module, check it, and count."""
+    model, example = prepared.model, prepared.example
+    kept = {wire.strand: merging.kept(w) for w, wire in enumerate(prepared.wires)}
+    wide, small = prepared.built(kept)
+    error = compare(wide, small, example)  # first of all: what runs after it relies on a forward that works
+    return Fold(
+        small,
+        {wire.name: merging.merged(w) for w, wire in enumerate(prepared.wires)},
+        {wire.name: wire.rule for wire in prepared.wires},
+        Change(count_parameters(model), count_parameters(small)),
+        Change(*(count_flops(m, example) for m in (model, small))),
+        prepared.skipped,
+        error,
+        model,
+        example,
+    )
+
+
+def shrink(model: nn.Module, *example_args: Any, widths: Mapping[str, int], **example_kwargs: Any) -> nn.Module:
+    """A network cut to the widths of a folded one, so that the folded weights can be loaded into it.
+
+    Args:
+        model: a network made as the one that was folded; its weights do not matter, and it is not changed.
+        *example_args, **example_kwargs: inputs it can be called with.
+        widths: wire → number of features, such as `{name: w.after for name, w in folded.widths.items()}`.
+
+    Raises:
+        InputError: a wire is not there, or has fewer features than it is to keep.
+
+    Example:
+        >>> import torch
+        >>> from intertwine.fold.fold import fold, shrink
+        >>> make = lambda: torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> folded = fold(make(), torch.zeros(1, 3), beta=0.5)
+        >>> again = shrink(make(), torch.zeros(1, 3), widths={n: w.after for n, w in folded.widths.items()})
+        >>> again.load_state_dict(folded.model.state_dict())
+        <All keys matched successfully>
+    """
+    prepared = prepare(copy.deepcopy(model), (example_args, example_kwargs))
+    wires = {wire.name: wire for wire in prepared.wires}
+    for name, width in widths.items():
+        if name not in wires or not 1 <= width <= wires[name].size:
+            found = f"has {wires[name].size} features" if name in wires else "is not there or cannot be folded"
+            raise InputError(
+                f"The wire {name!r} was to have {width} features; in this network it {found}. "
+                f"{'' if name in wires else did_you_mean(name, wires)}Pass a network made as the one that was folded."
+            )
+    return cut(prepared.model, prepared.symmetry, {wires[n].strand: range(w) for n, w in widths.items()})

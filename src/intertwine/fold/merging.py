@@ -1,0 +1,126 @@
+"""Merging: features of wires merged one pair at a time, the weights and all live distances kept up to date.
+
+Merging in one wire shortens the slices of its neighbours: in a weight of both, two slices become one. For the Gram
+matrix of a neighbour that is an update of low rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from intertwine.fold.distances import Array, Distances
+from intertwine.fold.options import Options
+from intertwine.fold.sites import Foldable, Site
+from intertwine.shapes import Float
+
+
+class Merging:
+    """The state of folding: which feature is in which group, and how far apart those that are left are."""
+
+    def __init__(self, wires: Sequence[Foldable], options: Options) -> None:
+        self.wires, self.options = tuple(wires), options
+        self.groups = [[[i] for i in range(wire.size)] for wire in wires]  # empty: merged into another
+        self.alive = [np.ones(wire.size, bool) for wire in wires]
+        self.counts = [np.ones(wire.size) for wire in wires]
+        self.live: dict[int, Distances] = {}  # wires whose distances are kept up to date
+        self.stale: set[int] = set()
+        self._number = {wire.strand: i for i, wire in enumerate(wires)}
+        self._met = {(id(s.piece), s.dim): s for wire in wires for s in wire.sites}
+        # a layer from a wire to itself changes its own slices along their length: its distances are measured anew
+        self._loops = [len({id(s.piece) for s in wire.sites}) < len(wire.sites) for wire in wires]
+
+    # -- distances -------------------------------------------------------------------------------------------------
+
+    def distances(self, w: int) -> Distances:
+        """The distances of a wire, up to date; they stay so until they are dropped."""
+        if w not in self.live:
+            per_count, follow = self.options.rows == "mean", self.options.maximum == "recompute"
+            self.live[w] = Distances(self._grams(w), self.counts[w], self.alive[w], per_count, follow)
+        elif w in self.stale:
+            if self._loops[w]:
+                self.live[w].grams = self._grams(w)
+            self.live[w].rebuild()
+        self.stale.discard(w)
+        return self.live[w]
+
+    def drop(self, w: int) -> None:
+        """Stop keeping the distances of a wire."""
+        self.live.pop(w, None)
+        self.stale.discard(w)
+
+    def _grams(self, w: int) -> dict[str, Array]:
+        grams: dict[str, Array] = {}
+        for site in self.wires[w].sites:
+            if self.measured(site):
+                rows = slices(site.piece.data, site.dim)
+                gram = (rows @ rows.T).numpy()
+                kind = _kind(site)
+                grams[kind] = grams[kind] + gram if kind in grams else gram
+        return grams
+
+    def measured(self, site: Site) -> bool:
+        """Whether distances look at a site."""
+        if site.role == "read":
+            return self.options.terms == "in+out" and site.piece.counted is not None
+        return site.piece.counted == "in" or (site.piece.counted == "bias" and self.options.bias)
+
+    # -- merging ---------------------------------------------------------------------------------------------------
+
+    def merge(self, w: int, m: int, n: int) -> None:
+        """Merge feature n of a wire into feature m."""
+        shares = self.counts[w][[m, n]] / self.counts[w][[m, n]].sum()
+        if w in self.live:
+            self.live[w].merge(m, n)
+        else:
+            self.counts[w][m] += self.counts[w][n]
+            self.counts[w][n], self.alive[w][n] = 1.0, False
+        for site in self.wires[w].sites:
+            a, b = (1.0, 1.0) if site.added else (float(shares[0]), float(shares[1]))
+            self._neighbours(site, m, n, a, b)
+            data = site.piece.data
+            one, other = data.select(site.dim, m), data.select(site.dim, n)
+            one.mul_(a).add_(other, alpha=b)
+            other.zero_()
+        if self._loops[w] and w in self.live:
+            self.stale.add(w)
+        self.groups[w][m] += self.groups[w][n]
+        self.groups[w][n] = []
+
+    def _neighbours(self, site: Site, m: int, n: int, a: float, b: float) -> None:
+        """Update the Gram matrices of other wires in the same piece, before two slices of it become one."""
+        for dim in range(site.piece.data.ndim):
+            other = self._met.get((id(site.piece), dim))
+            if dim == site.dim or other is None or not self.measured(other):
+                continue
+            w = self._number[site.piece.block.leaf(dim).strand]
+            if w not in self.live:
+                continue
+            self.stale.add(w)
+            if self._loops[w]:
+                continue
+            at = dim - (dim > site.dim)
+            first, second = (slices(site.piece.data.select(site.dim, i), at) for i in (m, n))
+            left = torch.cat([(a * a - 1) * first + a * b * second, a * b * first + (b * b - 1) * second], 1)
+            gram = torch.from_numpy(self.live[w].grams[_kind(other)])
+            gram.addmm_(left, torch.cat([first, second], 1).T)
+
+    def kept(self, w: int) -> list[int]:
+        """The features that are left, in their order."""
+        return np.flatnonzero(self.alive[w]).tolist()
+
+    def merged(self, w: int) -> tuple[tuple[int, ...], ...]:
+        """The groups of a wire: the features behind every one that is left."""
+        return tuple(tuple(sorted(self.groups[w][i])) for i in self.kept(w))
+
+
+def slices(x: Tensor, dim: int) -> Float[Tensor, "features entries"]:
+    """One row per index of a dimension."""
+    return x.movedim(dim, 0).reshape(x.shape[dim], -1)
+
+
+def _kind(site: Site) -> str:
+    return "sum" if site.added else "mean"

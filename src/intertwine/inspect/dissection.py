@@ -1,0 +1,179 @@
+"""Dissection: which concept every unit of a layer stands for, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from intertwine.errors import InputError
+from intertwine.inspect.dissection_pictures import draw_categories, draw_concepts
+from intertwine.shapes import Float
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: A unit is interpretable where its best overlap with a concept is larger: the number of Bau et al. (2017).
+LEVEL = 0.04
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One unit: the concept it overlaps with most (None where it meets none), by how much, and its threshold."""
+
+    unit: int
+    concept: str | None
+    category: str | None
+    iou: float
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Category:
+    """The interpretable units of one category, and how many different concepts they stand for."""
+
+    units: int
+    concepts: int
+
+
+@dataclass(frozen=True, eq=False)
+class Null:
+    """Best overlaps of the same units where the masks belong to other images: what chance gives."""
+
+    values: Float[Tensor, "shifts units"]
+
+    def quantile(self, share: float = 0.95) -> float:
+        """The overlap that a share of the units stays below by chance."""
+        return torch.quantile(self.values.flatten(), share).item()
+
+    def above(self, level: float) -> float:
+        """The share of units above a level by chance."""
+        return (self.values > level).double().mean().item()
+
+    def __repr__(self) -> str:
+        return f"Null({self.values.shape[0]} × {self.values.shape[1]} units, 95 % below {self.quantile():.4f})"
+
+
+@dataclass(frozen=True, eq=False)
+class Dissection:
+    """What `dissect` found.
+
+    Attributes:
+        at: the place. units: one entry per unit. level: above which a unit counts as interpretable.
+        share: of a unit's activations that are above its threshold. images: how many.
+        names, categories: of the concepts that occur. iou: of every unit with each of them.
+        left_out: concepts that occur in no image. null: what chance gives; None where it was not asked for.
+        rotated: whether the units are those of a rotated basis.
+    """
+
+    at: str
+    units: tuple[Unit, ...] = field(repr=False)
+    level: float
+    share: float
+    images: int
+    names: tuple[str, ...]
+    categories: tuple[str, ...]
+    iou: Float[Tensor, "units concepts"] = field(repr=False)
+    left_out: tuple[str, ...] = ()
+    null: Null | None = None
+    rotated: bool = False
+
+    @cached_property
+    def interpretable(self) -> tuple[Unit, ...]:
+        """The units above the level, the largest overlap first."""
+        return tuple(sorted((u for u in self.units if u.iou > self.level), key=lambda u: (-u.iou, u.unit)))
+
+    @property
+    def fraction(self) -> float:
+        """Share of units above the level."""
+        return len(self.interpretable) / len(self.units)
+
+    @property
+    def fraction_above_chance(self) -> float | None:
+        """Share of units above what 95 % of units reach by chance; None without a null."""
+        if self.null is None:
+            return None
+        bound = self.null.quantile()
+        return sum(unit.iou > bound for unit in self.units) / len(self.units)
+
+    @cached_property
+    def by_category(self) -> dict[str, Category]:
+        """Interpretable units and their different concepts, per category; categories without any included."""
+        found: dict[str, list[str]] = {kind: [] for kind in dict.fromkeys(self.categories)}
+        for unit in self.interpretable:
+            found[unit.category or ""].append(unit.concept or "")
+        return {kind: Category(len(names), len(set(names))) for kind, names in found.items()}
+
+    @cached_property
+    def by_concept(self) -> dict[str, tuple[int, ...]]:
+        """Interpretable units per concept, most units first; concepts without any are left out."""
+        found: dict[str, list[int]] = {}
+        for unit in self.interpretable:
+            found.setdefault(unit.concept or "", []).append(unit.unit)
+        return {name: tuple(units) for name, units in sorted(found.items(), key=lambda item: -len(item[1]))}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per unit, as plain data."""
+        return [asdict(unit) | {"interpretable": unit.iou > self.level} for unit in self.units]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return frame(self.to_rows())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, without the matrix of overlaps."""
+        return {
+            "at": self.at, "images": self.images, "level": self.level, "share": self.share, "rotated": self.rotated,
+            "fraction": self.fraction, "fraction_above_chance": self.fraction_above_chance,
+            "null_95": None if self.null is None else self.null.quantile(),
+            "by_category": {kind: asdict(found) for kind, found in self.by_category.items()},
+            "by_concept": {name: list(units) for name, units in self.by_concept.items()},
+            "left_out": list(self.left_out), "units": self.to_rows(),
+        }  # fmt: skip
+
+    def plot(self, by: str = "category") -> Figure:
+        """Bars of interpretable units: by "category", beside their different concepts, or by "concept"."""
+        if by not in ("category", "concept"):
+            raise InputError(f"Bars by {by!r} were asked for; there are by='category' and by='concept'.")
+        title = f"{self.at}: {self.fraction:.0%} of {len(self.units)} units above {self.level:g}"
+        if by == "category":
+            table: Mapping[str, tuple[int, int]] = {k: (c.units, c.concepts) for k, c in self.by_category.items()}
+            return draw_categories(table, title)
+        kinds = dict(zip(self.names, self.categories, strict=True))
+        return draw_concepts({name: (len(units), kinds[name]) for name, units in self.by_concept.items()}, title)
+
+    def __repr__(self) -> str:
+        basis = ", rotated basis" * self.rotated
+        lines = [
+            f"Dissection({self.at}{basis}: {len(self.interpretable)} of {len(self.units)} units "
+            f"({self.fraction:.1%}) above {self.level:g}, {self.images:,} images, {len(self.names)} concepts)"
+        ]
+        lines += [
+            f"  {kind}: {found.units} units, {found.concepts} concepts" for kind, found in self.by_category.items()
+        ]
+        if self.null is not None:
+            lines.append(
+                f"  by chance: {self.null.above(self.level):.1%} above {self.level:g}, 95 % of units below "
+                f"{self.null.quantile():.4f}, which {self.fraction_above_chance:.1%} exceed"
+            )
+        if self.left_out:
+            names = ", ".join(self.left_out[:5]) + ", …" * (len(self.left_out) > 5)
+            lines.append(f"  left out, in no image: {len(self.left_out)} concepts ({names})")
+        return "\n".join(lines)
+
+
+def frame(rows: list[dict[str, Any]]) -> Any:
+    """Rows as a polars data frame."""
+    try:
+        polars = import_module("polars")
+    except ImportError as error:
+        raise InputError(
+            "A data frame was asked for, but polars is not installed: pip install 'intertwine[frames]'. Or use "
+            ".to_rows(), which any data frame library reads."
+        ) from error
+    return polars.DataFrame(rows, infer_schema_length=None)
