@@ -43,6 +43,10 @@ bench: $(VENV)/.installed-dev  ## measure everything: discovery time, fuzzed net
 	$(BIN)/python bench/zoo.py cpu
 	$(BIN)/python bench/measure.py
 	$(BIN)/python bench/align.py planted
+	$(BIN)/python bench/stitch.py direct
+	$(BIN)/python bench/stitch.py moved
+	$(BIN)/python bench/inspection.py rotation
+	$(BIN)/python bench/inspection.py dissect
 	$(BIN)/python bench/align.py speed
 	$(BIN)/python bench/measure_validation.py --skip soft_matching
 
@@ -52,6 +56,7 @@ docs: $(VENV)/.installed-dev  ## write the generated pages again from the result
 	$(BIN)/python docs/measures.py
 	$(BIN)/python docs/figures.py
 	$(BIN)/python docs/alignment_figures.py
+	$(BIN)/python docs/stitching_figures.py
 	$(BIN)/python experiments/thesis_table1.py --plot docs/images/thesis-table1.svg
 	$(BIN)/python docs/results.py
 	$(BIN)/intertwine inspect examples/residual.py:net --svg docs/images/wires.svg

@@ -16,6 +16,7 @@ import platform
 import sys
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.draw:
             result = _read(options.draw)
         else:
-            tell: Report = lambda line: print(line, flush=True)  # noqa: E731
+            tell = partial(print, flush=True)
             result = result_of(plan, options.zoo, options.data, find_device(options.device), tell)
             print(table(result))
     except InputError as error:

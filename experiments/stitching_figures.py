@@ -132,8 +132,12 @@ def draw_widths(plan: Plan, rows: Sequence[Row]) -> Figure:
 
 def draw_ranks(plan: Plan, rows: Sequence[Row]) -> Figure:
     """Paper 1, figure 7: a number against the rank, task loss beside reduced-rank regression."""
-    rank = lambda row: int(row["family"].removesuffix("+bias").partition(":")[2])  # noqa: E731
-    return _lines(rows, plan["what"], "rank", rank, lambda row: FITS[row["fit"]])
+    return _lines(rows, plan["what"], "rank", _rank, lambda row: FITS[row["fit"]])
+
+
+def _rank(row: Row) -> int:
+    """Of a family such as "lowrank:4+bias"."""
+    return int(row["family"].removesuffix("+bias").partition(":")[2])
 
 
 def _lines(

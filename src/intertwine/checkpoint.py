@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import re
 import warnings
@@ -19,6 +20,20 @@ from intertwine.graph.capture import tied_names
 #: Keys under which training scripts keep the weights beside other things, and prefixes that wrappers put before names.
 NESTS = ("state_dict", "model_state_dict", "model", "module", "params", "weights")
 WRAPPERS = ("module.", "_orig_mod.")
+
+
+def digest(model: nn.Module) -> str:
+    """A name for the numbers that a network holds: runs that are taken up again ask whether they are still the same.
+
+    >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> digest(a) == digest(a), digest(a) == digest(b)
+    (True, False)
+    """
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        found.update(f"{name}:{tensor.dtype}{tuple(tensor.shape)};".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:

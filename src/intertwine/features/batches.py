@@ -47,8 +47,8 @@ def kind_of(value: Any) -> str:
     return f"{type(value).__name__} of {len(value)}" if isinstance(value, (tuple, list)) else type(value).__name__
 
 
-def fresh(call: Call) -> Call:
-    """The arguments with their tensors copied: a forward whose first layer works in place writes over what it is given.
+def fresh(given: Any) -> Any:
+    """Arguments or other values with their tensors copied: a forward that works in place writes over what it is given.
 
     >>> import torch
     >>> x = torch.ones(2)
@@ -56,7 +56,7 @@ def fresh(call: Call) -> Call:
     >>> torch.equal(x, y), x is y
     (True, False)
     """
-    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, call)
+    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, given)
 
 
 def placed(call: Call, model: nn.Module) -> Call:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from intertwine.errors import InputError
+from intertwine.frames import frame
 from intertwine.inspect.dissection_pictures import draw_categories, draw_concepts
 from intertwine.shapes import Float
 
@@ -165,15 +165,3 @@ class Dissection:
             names = ", ".join(self.left_out[:5]) + ", …" * (len(self.left_out) > 5)
             lines.append(f"  left out, in no image: {len(self.left_out)} concepts ({names})")
         return "\n".join(lines)
-
-
-def frame(rows: list[dict[str, Any]]) -> Any:
-    """Rows as a polars data frame."""
-    try:
-        polars = import_module("polars")
-    except ImportError as error:
-        raise InputError(
-            "A data frame was asked for, but polars is not installed: pip install 'intertwine[frames]'. Or use "
-            ".to_rows(), which any data frame library reads."
-        ) from error
-    return polars.DataFrame(rows, infer_schema_length=None)

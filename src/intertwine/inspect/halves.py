@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from intertwine.errors import InputError
+from intertwine.features.batches import fresh
 from intertwine.features.labelled import Labelled, labelled
 from intertwine.features.places import sites
 from intertwine.features.scoring import classes_second, score
@@ -59,8 +60,8 @@ class Halves:
                 "network. Name one module inside."
             )
         with frozen([self.model, self.rest]):
-            self._front = halved(self.model, places, copied(example.call), {}, complete=False)
-            self._back = halved(self.rest, places, copied(example.call), {}, complete=True)
+            self._front = halved(self.model, places, fresh(example.call), {}, complete=False)
+            self._back = halved(self.rest, places, fresh(example.call), {}, complete=True)
         if reason := self._front.reason or self._back.reason:
             raise InputError(
                 f"The layers behind {at!r} were to be trained alone, but the network cannot be cut there: {reason}. "
@@ -96,7 +97,7 @@ class Halves:
 
     def _pass(self, batch: Labelled) -> Passed:
         with frozen([self.model]):
-            taken = self._front.run.start(copied(batch.call), [0], [0])[0]
+            taken = self._front.run.start(fresh(batch.call), [0], [0])[0]
         return Passed(batch, taken.tensor, taken.around)
 
     def outputs(self, passed: Passed, matrix: Float[Tensor, "channels channels"]) -> Any:
@@ -104,7 +105,7 @@ class Halves:
         rows = to_rows(passed.features, self.layout)
         shape = tuple(passed.features.shape)
         tensor = from_rows(rows @ matrix.to(rows).T, Spot(self.layout, shape))
-        return self._back.run.finish(0, tensor, copied(passed.around), copied(passed.batch.call))
+        return self._back.run.finish(0, tensor, fresh(passed.around), fresh(passed.batch.call))
 
     def loss(self, passed: Passed, matrix: Float[Tensor, "channels channels"]) -> tuple[Tensor, Tensor]:
         """Cross-entropy of a batch, and the sums that `features.scoring.score` gives."""
@@ -141,11 +142,6 @@ class Features:
         if generator is not None and isinstance(held, (list, tuple)):
             held = [held[i] for i in torch.randperm(len(held), generator=generator).tolist()]
         yield from self.halves.passed(held) if self._kept is None else held
-
-
-def copied(value: Any) -> Any:
-    """A structure with its tensors copied: a forward may write over what it is given."""
-    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, value)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ Rows 000-G41 and 000-G63.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
+from intertwine.checkpoint import digest
 from intertwine.errors import InputError
+from intertwine.features.batches import fresh
 from intertwine.features.labelled import labelled
 from intertwine.files import only_writer, write_json
-from intertwine.inspect.halves import Features, Halves, accuracy, copied
+from intertwine.inspect.halves import Features, Halves, accuracy
 from intertwine.inspect.penalties import RotationPenalty, Trial
 from intertwine.inspect.transforms import KINDS, check_kind, random_element, random_transform
 from intertwine.stitch.batching import alike, few
@@ -90,11 +90,11 @@ def rotation_penalty(
 
     @cache
     def own_symmetry() -> Symmetry:  # found only where a kind needs it
-        args, kwargs = copied(few(example.call))
+        args, kwargs = fresh(few(example.call))
         with frozen([model]):
             return symmetry(model, *args, **kwargs)
 
-    shared = {"epochs": epochs, "rate": rate, "weights": _digest(model)}
+    shared = {"epochs": epochs, "rate": rate, "weights": digest(model)}
     total, trials = len(places) * len(kinds) * len(numbers), []
     with nullcontext() if folder is None else only_writer(folder):
         for i, place in enumerate(places):
@@ -106,7 +106,7 @@ def rotation_penalty(
                 file = None if folder is None else folder / f"layer{i}-{one}-{seed}.json"
                 found, behind = _left(file, plan), len(trials)
                 if found is None:
-                    heard = lambda part: tell(f"{one} at {place}", (behind + part) / total)  # noqa: B023, E731
+                    heard = _part_of(tell, f"{one} at {place}", behind, total)
                     matrix, moved = _transform(halves, one, seed, own_symmetry)
                     halves.start(moved)
                     inserted = accuracy(halves, judge, matrix)
@@ -118,6 +118,11 @@ def rotation_penalty(
                 trials.append(Trial(place, one, seed, before, found["inserted"], history, found["loss"]))
                 tell(f"{one} at {place}", len(trials) / total)
     return RotationPenalty(tuple(trials), shared)
+
+
+def _part_of(tell: Progress, doing: str, behind: int, total: int) -> Callable[[float], None]:
+    """What hears of one trial, as a part of all."""
+    return lambda part: tell(doing, (behind + part) / total)
 
 
 def _asked(
@@ -150,7 +155,7 @@ def _transform(
     halves.start(moved)
     first = halves.example
     with torch.no_grad(), frozen([halves.model]):
-        args, kwargs = copied(first.batch.call)
+        args, kwargs = fresh(first.batch.call)
         if not alike(halves.outputs(first, matrix), halves.model(*args, **kwargs)):
             raise InputError(
                 f"An element of the network's group was asked for at {halves.at!r}, but the layers behind do not undo "
@@ -206,9 +211,3 @@ def _left(file: Path | None, plan: dict[str, Any]) -> dict[str, Any] | None:
             f"{', '.join(differ)}. Give another folder, or remove this one."
         )
     return held["found"]
-
-
-def _digest(model: nn.Module) -> str:
-    """Tells whether the weights are still the same."""
-    plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
-    return hashlib.sha256(save(plain)).hexdigest()[:16]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from intertwine.errors import InputError
+from intertwine.frames import frame
 from intertwine.inspect.concepts import concept_data
 from intertwine.inspect.dissect import SHARE, Cut, dissect_maps
-from intertwine.inspect.dissection import LEVEL, Dissection, frame
+from intertwine.inspect.dissection import LEVEL, Dissection
 from intertwine.inspect.dissection_pictures import draw_fractions
 from intertwine.inspect.maps import MEMORY, Maps
 from intertwine.inspect.rotation import haar, planes

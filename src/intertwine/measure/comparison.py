@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from intertwine.errors import InputError, did_you_mean
 from intertwine.features.fingerprint import Fingerprint
 from intertwine.features.pictures import new_figure
+from intertwine.frames import frame
 from intertwine.measure.measure import find
 from intertwine.measure.result import Result
 from intertwine.shapes import Float
@@ -61,14 +61,7 @@ class Comparison:
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
-        try:
-            polars = import_module("polars")
-        except ImportError as error:
-            raise InputError(
-                "A data frame was asked for, but polars is not installed: pip install 'intertwine[frames]'. Or use "
-                ".to_rows(), which any data frame library reads."
-            ) from error
-        return polars.DataFrame(self.to_rows())
+        return frame(self.to_rows())
 
     def plot(self, measure: str | None = None) -> Figure:
         """A heat map of one measure, the first network's layers from top to bottom."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from importlib import import_module
 from math import isfinite
 from typing import TYPE_CHECKING, Any, overload
 
 from intertwine.errors import InputError, did_you_mean
+from intertwine.frames import frame
 from intertwine.stitch.outcome import Stitch
 from intertwine.stitch.pictures import draw_penalties, summary
 
@@ -151,14 +151,7 @@ class Stitches(Sequence[Stitch]):
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
-        try:
-            polars = import_module("polars")
-        except ImportError as error:
-            raise InputError(
-                "A data frame was asked for, but polars is not installed: pip install 'intertwine[frames]'. Or use "
-                ".to_rows(), which any data frame library reads."
-            ) from error
-        return polars.DataFrame(self.to_rows(), infer_schema_length=None)
+        return frame(self.to_rows())
 
     def table(self, what: str | None = None) -> dict[tuple[str, str], list[float]]:
         """(place, kind) → a number of each stitch there; penalty where None is asked for, loss if there are none."""

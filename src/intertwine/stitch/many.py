@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from intertwine.checkpoint import digest
 from intertwine.errors import InputError
 from intertwine.features.batches import calls, placed
 from intertwine.stitch.collection import Stitches
@@ -29,6 +29,8 @@ from intertwine.stitch.store import Store
 from intertwine.stitch.training import device_of
 
 FITS = ("direct", "task")
+#: The share of all work that the pass for moments is counted as.
+MOMENTS = 0.1
 Progress = Callable[[str, float], None]  # hears what is being done, and which part of the whole work is behind
 
 
@@ -100,16 +102,16 @@ def stitches(
     jobs = _jobs(splice, families, fit, recipe, seeds, variants, options)
     moments: tuple[Moments, ...] | None = None
     if any(job.settings.start == "direct" or isinstance(job.family, Fixed) for job in jobs):
-        moments = moments_of(splice, direct_data, lambda part: tell("taking moments", 0.1 * part))
+        moments = moments_of(splice, direct_data, lambda part: tell("taking moments", MOMENTS * part))
     for job in jobs:
         _begin(job, splice, moments)
     groups: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
         groups.setdefault(tuple(getattr(job.settings, name) for name in SHARED), []).append(job)
-    store = Store(None if out is None else Path(out), _plan(splice, jobs))
+    store = Store(None, {}) if out is None else Store(Path(out), _plan(splice, jobs))
     results, done = Results(), 0
     for number, group in enumerate(groups.values()):
-        part = lambda doing, behind: tell(doing, 0.1 + 0.9 * (done + behind * len(group)) / len(jobs))  # noqa: B023, E731
+        part = _part_of(tell, done / len(jobs), len(group) / len(jobs))
         found = fit_group(splice, group, Sources(data, direct_data, test), store, number, part)
         results.last |= found.last
         results.best |= found.best
@@ -117,6 +119,11 @@ def stitches(
     with splice.running():
         whole = accuracy_of(front, test), accuracy_of(back, test)
     return Stitches(_outcome(splice, job, results, recipe, whole, test is data) for job in jobs)
+
+
+def _part_of(tell: Progress, behind: float, size: float) -> Progress:
+    """What hears of a group, as a part of all groups."""
+    return lambda doing, part: tell(doing, MOMENTS + (1 - MOMENTS) * (behind + part * size))
 
 
 def _jobs(
@@ -190,17 +197,9 @@ def _outcome(
 def _plan(splice: Splice, jobs: Sequence[Job]) -> dict[str, Any]:
     """What must be the same for a run to be taken up again."""
     return {
-        "front": _digest(splice.front_model),
-        "back": _digest(splice.back_model),
+        "front": digest(splice.front_model),
+        "back": digest(splice.back_model),
         "cuts": [[cut.front, cut.back, cut.skip] for cut in splice.cuts],
         "jobs": [[job.cut, repr(job.family), job.seed] for job in jobs],
         "settings": [job.settings.to_dict() for job in jobs],
     }
-
-
-def _digest(model: nn.Module) -> str:
-    found = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
