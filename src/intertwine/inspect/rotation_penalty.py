@@ -74,6 +74,7 @@ def rotation_penalty(
     Example:
         >>> import torch
         >>> from intertwine.inspect.rotation_penalty import rotation_penalty
+        >>> _ = torch.manual_seed(1)
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
         >>> batches = [(x, net(x).argmax(1))]

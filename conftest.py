@@ -1,4 +1,5 @@
-"""What holds for every test: fixed seeds, one thread per worker, and a torchvision that can be imported on any machine.
+"""What holds for every test, and every example in a docstring: fixed seeds, one thread per worker, and a torchvision
+that can be imported on any machine.
 
 The package is also checked against its own annotations, shapes included, while the tests run: pyproject.toml passes
 `--jaxtyping-packages=intertwine,beartype.beartype` to pytest, and `tests/test_checks_are_on.py` shows that it works.
