@@ -19,6 +19,7 @@ from intertwine.commands.arguments import (
     add_stitch,
     positive,
 )
+from intertwine.commands.feature_arguments import add_dissect, add_fold
 from intertwine.errors import IntertwineError
 from intertwine.version import VERSION
 
@@ -40,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
     add_barrier(commands.add_parser("barrier", help="how much worse are the networks between two networks?"))
     add_merge(commands.add_parser("merge", help="one network out of several: aligned, averaged, mended"))
     add_stitch(commands.add_parser("stitch", help="join the front of one network to the back of another"))
+    add_fold(commands.add_parser("fold", help="merge features that are nearly the same: a smaller network"))
+    add_dissect(commands.add_parser("dissect", help="which concepts do single units stand for, in which basis?"))
     _add_zoo(commands.add_parser("zoo", help="train networks from many seeds at once; list and test them"))
     _add_demo(commands.add_parser("demo", help="the whole story on real handwritten digits, in under two minutes"))
     return top

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -71,17 +71,21 @@ def need_data(what: str) -> NoReturn:
     raise InputError(f"{what}, and no data was given. Add --data NAME, such as --data digits.")
 
 
+def zoo_data(name: str) -> Mapping[str, Any] | None:
+    """The data that a network learnt, by its manifest, where it is named by a zoo's folder; None for other names."""
+    source, _, _ = name.partition(":")
+    folder = Path(name.rpartition(":")[0])
+    return read_manifest(folder).plan.data if source not in SOURCES and (folder / MANIFEST).is_file() else None
+
+
 def _normalisations(names: Sequence[str], checksum: str) -> set[tuple[tuple[float, ...], tuple[float, ...]]]:
     """(mean, std) under which the networks of zoos learnt the data with this checksum."""
-    found = set()
-    for name in names:
-        source, _, _ = name.partition(":")
-        folder = Path(name.rpartition(":")[0])
-        if source not in SOURCES and (folder / MANIFEST).is_file():
-            plan = read_manifest(folder).plan.data
-            if plan["checksum"] == checksum:
-                found.add((tuple(map(float, plan["mean"])), tuple(map(float, plan["std"]))))
-    return found
+    learnt = [data for name in names if (data := zoo_data(name)) is not None]
+    return {
+        (tuple(map(float, data["mean"])), tuple(map(float, data["std"])))
+        for data in learnt
+        if data["checksum"] == checksum
+    }
 
 
 def _spread(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:

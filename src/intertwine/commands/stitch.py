@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,10 @@ from safetensors.torch import save_file
 from intertwine.commands import show
 from intertwine.commands.inspect import writing
 from intertwine.commands.networks import Images, load_networks, read_images
+from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import save_picture
 from intertwine.commands.words import option, seeds
 from intertwine.errors import InputError
-from intertwine.features.pictures import new_figure
-from intertwine.files import only_writer
 from intertwine.stitch.collection import Stitches
 from intertwine.stitch.family import find_family
 from intertwine.stitch.many import stitches
@@ -44,7 +41,7 @@ def run(options: Namespace) -> int:
     given = _settings(options)
     for family in options.family.split(","):
         of_recipe(options.recipe, find_family(family).name, given)
-    with _held(options.out):
+    with held(options.out):
         head, found = _fitted(options, given)
         wrote = _write(Path(options.out), head, found) if options.out else []
     if options.json:
@@ -53,17 +50,6 @@ def run(options: Namespace) -> int:
         files = [Text("\n").join(Text(f"wrote {path}") for path in wrote)] if wrote else []
         show.terminal().print(show.spaced(_told(head), Text(repr(found)), *_details(found), *_notes(found), *files))
     return 0
-
-
-@contextmanager
-def _held(out: str | None) -> Iterator[None]:
-    """The folder for this run alone; what would fail behind all the work is refused now."""
-    if out is None:
-        yield
-        return
-    new_figure(1, 1)
-    with only_writer(Path(out)):
-        yield
 
 
 def _fitted(options: Namespace, given: dict[str, Any]) -> tuple[dict[str, Any], Stitches]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -12,11 +13,12 @@ from intertwine.errors import InputError, did_you_mean
 from intertwine.fold.checking import compare
 from intertwine.fold.costs import Change, count_flops, count_parameters
 from intertwine.fold.cutting import cut
-from intertwine.fold.folded import Fold
+from intertwine.fold.folded import Fold, Groups
 from intertwine.fold.merging import Merging
 from intertwine.fold.options import Beta, Options
 from intertwine.fold.prepared import Prepared, prepare
 from intertwine.fold.schedules import run
+from intertwine.fold.sites import Skipped
 
 
 def fold(
@@ -123,19 +125,33 @@ def fold_groups(
     return finished(prepared, merging)
 
 
-def finished(prepared: Prepared, merging: Merging) -> Fold:
-    """Build the smaller module, check it, and count."""
-    model, example = prepared.model, prepared.example
+def finished(prepared: Prepared, merging: Merging, betas: Mapping[str, float] | None = None) -> Fold:
+    """Build the smaller module, check it, and count. `betas`: where each wire was stopped, if they were chosen."""
     kept = {wire.strand: merging.kept(w) for w, wire in enumerate(prepared.wires)}
-    wide, small = prepared.built(kept)
+    groups = {wire.name: merging.merged(w) for w, wire in enumerate(prepared.wires)}
+    rules = {wire.name: wire.rule for wire in prepared.wires}
+    return replace(as_fold(prepared, prepared.widened(kept), kept, groups, rules), betas=betas or {})
+
+
+def as_fold(
+    prepared: Prepared,
+    wide: nn.Module,
+    kept: Mapping[int, Sequence[int]],
+    groups: Groups,
+    rules: Mapping[str, str],
+    skipped: Sequence[Skipped] = (),
+) -> Fold:
+    """Cut a network that has its new weights at full width, check that this changes nothing, and count."""
+    model, example = prepared.model, prepared.example
+    small = cut(wide, prepared.symmetry, kept)
     error = compare(wide, small, example)  # first of all: what runs after it relies on a forward that works
     return Fold(
         small,
-        {wire.name: merging.merged(w) for w, wire in enumerate(prepared.wires)},
-        {wire.name: wire.rule for wire in prepared.wires},
+        groups,
+        rules,
         Change(count_parameters(model), count_parameters(small)),
         Change(*(count_flops(m, example) for m in (model, small))),
-        prepared.skipped,
+        (*prepared.skipped, *skipped),
         error,
         model,
         example,

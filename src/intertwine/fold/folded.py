@@ -24,6 +24,7 @@ class Fold:
     `rules`: wire → "sum" (rows summed, columns averaged) or "mean" (rows averaged, columns summed).
     `parameters`, `flops`: before and after, each with `.share`. `skipped`: what was not folded, and why.
     `cut_error`: how far the small module is from the merged network at full width, on the example in double precision.
+    `betas`: wire → the β at which it was stopped, where `fold_to` chose one for each.
     """
 
     model: nn.Module
@@ -35,6 +36,7 @@ class Fold:
     cut_error: float
     _original: nn.Module = field(repr=False)
     _example: Example = field(repr=False)
+    betas: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def widths(self) -> dict[str, Change]:
@@ -61,6 +63,7 @@ class Fold:
             "flops": self.flops.to_dict(),
             "skipped": [{"what": s.what, "reason": s.reason} for s in self.skipped],
             "cut_error": self.cut_error,
+            "betas": dict(self.betas),
         }
 
     def __repr__(self) -> str:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from intertwine.canonical.blocks import weights_of
 from intertwine.features.capture import evaluating
 from intertwine.fold.crosstalk import Example, without_crosstalk
-from intertwine.fold.cutting import cut, widened
-from intertwine.fold.roles import roles_of
+from intertwine.fold.cutting import widened
+from intertwine.fold.roles import Norm, roles_of
 from intertwine.fold.sites import Foldable, Skipped, choose, pieces_of
 from intertwine.fold.working import Workbench, workbench
 from intertwine.symmetry.symmetry import Symmetry
@@ -28,15 +28,15 @@ class Prepared:
     example: Example
     symmetry: Symmetry
     bench: Workbench
+    norms: tuple[Norm, ...]
     wires: tuple[Foldable, ...]
     skipped: tuple[Skipped, ...]
 
-    def built(self, kept: Mapping[int, list[int]]) -> tuple[nn.Module, nn.Module]:
-        """The merged network at full width, and cut to the features that stay."""
+    def widened(self, kept: Mapping[int, list[int]]) -> nn.Module:
+        """The merged network at full width."""
         merged = {w.strand for w in self.wires if len(kept[w.strand]) < w.size}
         new = {name: tensor for name, tensor in self.bench.weights().items() if self._touches(name, merged)}
-        wide = widened(self.model, new) if new else copy.deepcopy(self.model)
-        return wide, cut(wide, self.symmetry, kept)
+        return widened(self.model, new) if new else copy.deepcopy(self.model)
 
     def _touches(self, name: str, strands: set[int]) -> bool:
         return any(leaf.strand in strands for leaf in self.symmetry.layouts[name].leaves())
@@ -51,7 +51,7 @@ def prepare(model: nn.Module, example: Example, norm: str = "fold") -> Prepared:
     bench = workbench(symmetry.layouts, roles, _moving(symmetry, model), norm)
     wires, skipped = choose(symmetry, roles, pieces_of(bench.tensors))
     wires, loud = without_crosstalk(symmetry, roles, wires, model, example)
-    return Prepared(model, example, symmetry, bench, tuple(wires), (*loud, *skipped))
+    return Prepared(model, example, symmetry, bench, roles.norms, tuple(wires), (*loud, *skipped))
 
 
 def _moving(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:

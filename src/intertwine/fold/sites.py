@@ -58,7 +58,11 @@ class Foldable:
         return RULES[self.rule]
 
 
-RULES = {"sum": "rows summed, columns averaged", "mean": "rows averaged, columns summed"}
+RULES = {
+    "sum": "rows summed, columns averaged",
+    "mean": "rows averaged, columns summed",
+    "absorbed": "features expressed by those left",
+}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,185 @@
+"""Accuracy against parameters: a trained network folded and pruned by every method, at a grid of settings.
+
+A method is one line of METHODS. Nothing is trained after it, and no labels are used. Accuracy is that of the network as
+it comes out; apart from it, after BatchNorm statistics have been estimated again on training images.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from align_quality import batches_on
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import intertwine as it
+from intertwine.checkpoint import fill, read_checkpoint
+from intertwine.connect.statistics import batch_norms, reset_statistics
+from intertwine.fold.costs import count_flops, count_parameters
+from intertwine.fold.fold import fold
+from intertwine.fold.options import PAPER_CODE, PRINTED
+from intertwine.fold.pruning import prune
+
+PEER = Path(__file__).with_name("fold_peer.py")
+#: The grids: betas as printed (row 003-F16) and on from there; shares of features, or of parameters, that are kept.
+BETAS = (0.01, 0.03, 0.05, 0.07, 0.1, 0.12, 0.14, 0.15, 0.18, 0.2, 0.25, 0.3)
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+#: How the published Tiny-10 networks saw images: mean and deviation of pixels from 0 to 1.
+TINY10 = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+Batches = list[tuple[Tensor, Tensor]]
+
+
+class PeerFailed(Exception):
+    """torch-pruning could not prune a network."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trained network and what it is measured on. `about` says in results which network it is."""
+
+    model: nn.Module
+    built: tuple[str, Mapping[str, Any]]  # architecture and its options
+    about: dict[str, Any]
+    train: Batches
+    test: Batches
+    device: str
+    peer: str | None = None  # an interpreter that has torch-pruning
+
+    @property
+    def example(self) -> Tensor:
+        """One image, on which methods read the network."""
+        return self.train[0][0][:1].cpu()
+
+
+# -- methods -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """`make` gives the smaller network for a value of `knob`: "beta", or "share", of what is kept."""
+
+    knob: str
+    make: Callable[[Case, float], nn.Module]
+
+
+def folded(case: Case, beta: float, **options: Any) -> nn.Module:
+    return fold(case.model, case.example, beta=beta, **options).model
+
+
+def pruned(case: Case, share: float, **options: Any) -> nn.Module:
+    return prune(case.model, case.example, widths=share, **options).model
+
+
+def by_torch_pruning(case: Case, share: float) -> nn.Module:
+    """What torch-pruning leaves, by its own choice of score; it runs in its own environment."""
+    if case.peer is None:
+        raise PeerFailed("no --peers PYTHON was given")
+    name, options = case.built
+    with tempfile.TemporaryDirectory() as folder:
+        files = [str(Path(folder) / x) for x in ("whole.safetensors", "pruned.pt")]
+        save_file({n: t.contiguous() for n, t in case.model.state_dict().items()}, files[0])
+        call = [case.peer, str(PEER), name, json.dumps(dict(options)), str(case.example.shape[-1]), str(share), *files]
+        done = subprocess.run(call, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise PeerFailed(done.stderr.strip().splitlines()[-1])
+        return torch.load(files[1], weights_only=False)  # a whole module, which our own script has just written
+
+
+METHODS = {
+    "fold": Method("beta", folded),
+    "fold-printed": Method("beta", partial(folded, **PRINTED)),
+    "fold-paper-code": Method("beta", partial(folded, **PAPER_CODE)),
+    "prune-l1": Method("share", pruned),
+    "prune-gamma": Method("share", partial(pruned, score="gamma")),
+    "prune-random": Method("share", partial(pruned, score="random")),
+    "prune-l1-across": Method("share", partial(pruned, across=True)),
+    "prune-gamma-across": Method("share", partial(pruned, score="gamma", across=True)),
+    "torch-pruning": Method("share", by_torch_pruning),
+}
+
+
+# -- networks ----------------------------------------------------------------------------------------------------------
+
+
+def opened(name: str, zoo: str | None, number: int, seen: int, test: int, device: str, peer: str | None) -> Case:
+    """A network of a zoo, or of the published Tiny-10 ones where no zoo is given, and its images."""
+    if zoo is None and name != "tiny10":
+        raise SystemExit(f"Where are the trained {name} networks? Pass --zoo FOLDER; `train` makes one.")
+    if zoo is None:
+        file = sorted((Path(os.environ["INTERTWINE_DATA"]) / "tiny10").glob("*.safetensors"))[number]
+        model = it.zoo.build("tiny10").eval()
+        fill(model, read_checkpoint(file), str(file))
+        data = it.zoo.data("cifar10").normalised(*([255 * x for x in values] for values in TINY10))
+        built: tuple[str, Mapping[str, Any]] = "tiny10", {}
+        about: dict[str, Any] = {"architecture": "tiny10", "recipe": "published", "weight_decay": 1e-4, "seed": number}
+    else:
+        held = it.zoo.load(zoo)
+        plan = held.manifest.plan
+        if plan.architecture["name"] != name:
+            raise SystemExit(f"{zoo} holds networks of {plan.architecture['name']}, not of {name}.")
+        model, data = held[number], held.dataset()
+        built = name, plan.architecture["options"]
+        about = {key: plan.recipe[key] for key in ("weight_decay", "epochs")}
+        about |= {"architecture": name, "recipe": plan.recipe["name"], "seed": held.seeds[number]}
+    data = data.subset(min(seen, len(data.labels)), min(test, len(data.test_labels)))
+    train, held_out = (batches_on(data, split, device) for split in ("train", "test"))
+    about |= {"test": len(data.test_labels), "seen": len(data.labels)}
+    return Case(model, built, about, train, held_out, device, peer)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def accuracy(model: nn.Module, batches: Batches) -> float:
+    """The share of right answers."""
+    with torch.no_grad():
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches)
+    return right / sum(len(y) for _, y in batches)
+
+
+def scored(model: nn.Module, case: Case) -> dict[str, Any]:
+    """What is left of a network, and how well it does."""
+    costs = [(count_parameters(m), count_flops(m, ((case.example,), {}))) for m in (case.model, model)]
+    placed = model.to(case.device).eval()
+    reset = reset_statistics(placed, case.train).eval() if batch_norms(placed) else None
+    return {
+        "parameters": costs[1][0], "parameters_share": costs[1][0] / costs[0][0],
+        "flops_share": costs[1][1] / costs[0][1], "accuracy": accuracy(placed, case.test),
+        "accuracy_reset": None if reset is None else accuracy(reset, case.test),
+    }  # fmt: skip
+
+
+def measure(case: Case, method: str, value: float | None) -> dict[str, Any]:
+    """One row; the method "none" leaves the network as it is."""
+    said = case.about | {"method": method, "value": value}
+    start = time.perf_counter()
+    if method == "none" or value is None:
+        return said | {"knob": None, "seconds": 0.0} | scored(copy.deepcopy(case.model), case)
+    said["knob"] = METHODS[method].knob
+    try:
+        model = METHODS[method].make(case, value)
+    except (PeerFailed, it.InputError) as error:  # a share that cannot be reached, a peer that cannot: said in its row
+        return said | {"failed": str(error)}
+    seconds = time.perf_counter() - start
+    return said | {"seconds": seconds} | scored(model, case)
+
+
+def settings(methods: list[str], betas: tuple[float, ...], shares: tuple[float, ...]) -> Iterator[tuple[str, Any]]:
+    """(method, value) of every row that is wanted."""
+    unknown = [method for method in methods if method not in METHODS]
+    if unknown:
+        raise SystemExit(f"There is no method {unknown[0]!r}; there are {', '.join(METHODS)}.")
+    yield "none", None
+    for method in methods:
+        yield from ((method, value) for value in (betas if METHODS[method].knob == "beta" else shares))

@@ -1,0 +1,94 @@
+"""Draw the figures of docs/folding.md again, from perceptrons trained on MNIST in two minutes. Needs `plot`, and MNIST.
+
+python docs/folding_figures.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+
+mpl.use("svg")
+import matplotlib.pyplot as plt
+from figures import IMAGES, STEADY
+
+import intertwine as it
+from intertwine.fold.curves import complexity_curves
+from intertwine.fold.heatmaps import distance_maps
+from intertwine.fold.swaps import swap_barrier
+
+HIDDEN = 5
+WIDTHS, DECAYS = (64, 128, 256), (5e-4, 5e-3, 1e-2)
+BETAS = (1e-3, 0.003, 0.01, 0.02, 0.05, 0.07, 0.1, 0.2)
+#: Width and weight decay of the network that most pictures show, and the beta they show it under.
+SHOWN, BETA = (128, 1e-2), 0.01
+
+
+def trained(width: int, decay: float, data: Any, epochs: int = 10) -> torch.nn.Module:
+    """A perceptron of five hidden layers."""
+    widths = (data.images[0].numel(), *[width] * HIDDEN, 10)
+    with tempfile.TemporaryDirectory() as place:
+        settings = {"options": {"widths": widths}, "epochs": epochs, "weight_decay": decay, "score_every": epochs}
+        return it.zoo.train("mlp", seeds=[0], data=data, out=place, **settings)[0].eval()
+
+
+def draw(folder: Path, data: Any, epochs: int = 10) -> None:
+    """All pictures, from five networks."""
+    kinds = {*((width, SHOWN[1]) for width in WIDTHS), *((SHOWN[0], decay) for decay in DECAYS)}
+    models = {kind: trained(*kind, data, epochs) for kind in sorted(kinds)}
+    test, x = data.batches("test"), torch.zeros(1, *data.shape)
+    with mpl.rc_context(STEADY):
+        save(folder, "accuracy", accuracies(models, test, x))
+        sizes = {f"width {width}": it.complexity(models[width, SHOWN[1]], x, beta=BETA) for width in WIDTHS}
+        save(folder, "complexity", complexity_curves(sizes))
+        before = distance_maps(models[SHOWN], x)
+        folded = it.fold(models[SHOWN], x, beta=BETA)
+        save(folder, "heatmaps", before.plot(before.merged(folded.groups)))
+        save(folder, "swaps", swap_barrier(folded, test, points=11).plot())
+
+
+def accuracies(models: Mapping[tuple[int, float], torch.nn.Module], test: Any, x: torch.Tensor) -> Any:
+    """Accuracy against the share of parameters left, by width and by weight decay."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6), sharey=True)
+    panels = (
+        (left, {f"width {w}": (w, SHOWN[1]) for w in WIDTHS}, f"Weight decay {SHOWN[1]:g}"),
+        (right, {f"weight decay {d:g}": (SHOWN[0], d) for d in DECAYS}, f"Width {SHOWN[0]}"),
+    )
+    for axes, lines, title in panels:
+        for i, (label, kind) in enumerate(lines.items()):
+            points = [(100.0, 100 * right_answers(models[kind], test))]
+            for beta in BETAS:
+                folded = it.fold(models[kind], x, beta=beta)
+                points.append((100 * folded.parameters.share, 100 * right_answers(folded.model, test)))
+            colour = plt.get_cmap("viridis")(0.85 - 0.8 * i / (len(lines) - 1))
+            axes.plot(*zip(*points, strict=True), "o-", markersize=4, color=colour, label=label)
+        axes.set(xlabel="parameters left, %", xlim=(0, 102), ylim=(0, 100))
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="lower right")
+    left.set_ylabel("right answers, %")
+    figure.tight_layout()
+    plt.close(figure)
+    return figure
+
+
+def right_answers(model: torch.nn.Module, test: Any) -> float:
+    """The share of test images that a network has right."""
+    with torch.no_grad():
+        found = [(model(images).argmax(1) == labels).double() for images, labels in test]
+    return float(torch.cat(found).mean())
+
+
+def save(folder: Path, name: str, figure: Any) -> None:
+    figure.savefig(folder / f"folding_{name}.svg", format="svg", metadata={"Date": None})
+    print(f"wrote folding_{name}.svg")
+
+
+if __name__ == "__main__":
+    IMAGES.mkdir(exist_ok=True)
+    draw(IMAGES, it.zoo.data("mnist").subset(10_000, 2_000))

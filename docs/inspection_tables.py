@@ -1,0 +1,61 @@
+"""Write the measured tables of docs/inspection.md again, from the committed result files alone.
+
+python docs/inspection_tables.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "docs")]
+PAGE = ROOT / "docs" / "inspection.md"
+ROWS = ROOT / "experiments" / "results" / "dissection.json"
+
+
+def trend_table(result: Mapping[str, Any]) -> str:
+    """Mean fractions of interpretable units per α, and by how much they change for each network."""
+    rows = result["rows"]
+    alphas = sorted({row["alpha"] for row in rows})
+    heads = ["place", "networks", "accuracy", *(f"α = {alpha:g}" for alpha in alphas), "change, network by network"]
+    lines = [f"| {' | '.join([*heads, 'by chance'])} |", "|---" * (len(heads) + 1) + "|"]
+    for at in dict.fromkeys(row["at"] for row in rows):
+        for kind in dict.fromkeys(row["kind"] for row in rows):
+            some = [row for row in rows if (row["at"], row["kind"]) == (at, kind)]
+            cells = [f"`{at}`", kind, f"{mean(row['accuracy'] for row in some):.1%}"]
+            cells += [f"{_fraction(some, alpha):.1%}" for alpha in alphas]
+            cells += [", ".join(_changes(some, alphas)), f"{mean(row['chance'] for row in some):.1%}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _changes(rows: list[dict[str, Any]], alphas: list[float]) -> list[str]:
+    """Points from the first α to the last, one text per network."""
+    found = []
+    for network in sorted({row["network"] for row in rows}):
+        own = [row for row in rows if row["network"] == network]
+        found.append(f"{100 * (_fraction(own, alphas[-1]) - _fraction(own, alphas[0])):+.1f}")
+    return found
+
+
+def _fraction(rows: list[dict[str, Any]], alpha: float) -> float:
+    return mean(row["fraction"] for row in rows if row["alpha"] == alpha)
+
+
+def written(page: str) -> str:
+    """The page with its tables."""
+    from inspection import RESULTS
+    from inspection import page as bench_table
+    from results import put
+
+    page = put(page, "trend", trend_table(json.loads(ROWS.read_text(encoding="utf-8"))))
+    return put(page, "bench", bench_table(json.loads(RESULTS.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,213 @@
+"""`swap_barrier`: a network on its way to itself, features that fold together swapped, against as many random swaps.
+
+Both swaps are elements of the symmetry, so both ends are the same function. Halfway every swapped feature is the mean
+of two: that costs nothing where the two are the same, and a feature each where they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from intertwine.connect.barrier import Barrier, barrier
+from intertwine.errors import InputError
+from intertwine.features.pictures import new_figure
+from intertwine.features.scoring import Loss
+from intertwine.fold.complexity import DEAD, dead_features
+from intertwine.fold.folded import Fold
+from intertwine.fold.prepared import prepare
+from intertwine.symmetry.element import Element
+from intertwine.symmetry.symmetry import Symmetry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Pairs = Sequence[tuple[int, int]]
+KINDS = ("equivalent", "random")
+
+
+@dataclass(frozen=True, eq=False)
+class SwapBarrier:
+    """What `swap_barrier` found.
+
+    Attributes:
+        equivalent, random: the line with features of one group swapped, and with random ones; one per seed.
+        pairs: wire → how many pairs were swapped. dead: wire → how many features were left alone as they do not act.
+        seeds: what the pairs were drawn with.
+    """
+
+    equivalent: tuple[Barrier, ...]
+    random: tuple[Barrier, ...]
+    pairs: Mapping[str, int]
+    dead: Mapping[str, int]
+    seeds: tuple[int, ...]
+
+    @property
+    def loss_barriers(self) -> dict[str, float]:
+        """The loss barrier of both kinds of swaps, the mean over seeds."""
+        return {kind: _mean([found.loss_barrier for found in getattr(self, kind)]) for kind in KINDS}
+
+    @property
+    def error_barriers(self) -> dict[str, float] | None:
+        """The same for the error, as a fraction; None where the targets are no classes."""
+        if self.equivalent[0].error is None:
+            return None
+        return {kind: _mean([found.error_barrier for found in getattr(self, kind)]) for kind in KINDS}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "pairs": dict(self.pairs),
+            "dead": dict(self.dead),
+            "seeds": list(self.seeds),
+            "loss_barriers": self.loss_barriers,
+            "error_barriers": self.error_barriers,
+            **{kind: [found.to_dict() for found in getattr(self, kind)] for kind in KINDS},
+        }
+
+    def __repr__(self) -> str:
+        what, found = ("loss", self.loss_barriers) if self.error_barriers is None else ("error", self.error_barriers)
+        return (
+            f"SwapBarrier({sum(self.pairs.values())} pairs in {len(self.pairs)} wires, {len(self.seeds)} seeds; {what} "
+            f"barrier {found['equivalent']:.4f} with equivalent features swapped, {found['random']:.4f} with random)"
+        )
+
+    def plot(self) -> Figure:
+        """The accuracy, or the loss where there are no classes, along both lines: every seed, and their mean."""
+        figure = new_figure(5.2, 3.4)
+        axes = figure.add_subplot()
+        named = {"equivalent": "equivalent features swapped", "random": "as many random features swapped"}
+        for kind, style, colour in (("equivalent", "-", "#2b6cb0"), ("random", "--", "#c2410c")):
+            lines = [_shown(found) for found in getattr(self, kind)]
+            for line in lines if len(lines) > 1 else ():
+                axes.plot(self.equivalent[0].ts, line, style, color=colour, alpha=0.25, linewidth=1)
+            mean = [_mean(values) for values in zip(*lines, strict=True)]
+            axes.plot(self.equivalent[0].ts, mean, style, color=colour, label=named[kind])
+        axes.set_xlabel("t: from the network (0) to itself, features swapped (1)")
+        axes.set_ylabel("loss" if self.error_barriers is None else "accuracy")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        return figure
+
+
+def swap_barrier(
+    folded: Fold,
+    data: Any,
+    points: int = 11,
+    reset_statistics: Any = None,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    dead: float | None = DEAD,
+    loss: Loss | None = None,
+) -> SwapBarrier:
+    """Interpolate the network that was folded with itself, features of one group swapped, and with random ones swapped.
+
+    In every group, features are paired at random and the pairs change places. For comparison, as many random pairs of
+    the same wire do. All wires are swapped at once; fold with a beta for one wire alone to see that wire.
+
+    Args:
+        folded: what `fold` or any other way of folding gave; its groups say which features are equivalent.
+        data, points, reset_statistics, loss: as for `intertwine.barrier`.
+        seeds: one draw of pairs for each.
+        dead: features whose rows or columns are shorter than this share of the longest are left alone by both kinds of
+            swaps: swapping what does not act proves nothing. None takes them along, as the paper does.
+
+    Returns:
+        A `SwapBarrier`: `.equivalent` and `.random`, a `Barrier` per seed; `.loss_barriers`, `.error_barriers`,
+        `.plot()`.
+
+    Raises:
+        InputError: no seed is given, or no group has two features that act.
+
+    Example:
+        >>> import torch
+        >>> from intertwine.fold.fold import fold
+        >>> from intertwine.fold.swaps import swap_barrier
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> with torch.no_grad():
+        ...     model[0].weight[5], model[0].bias[5] = model[0].weight[2], model[0].bias[2]
+        >>> data = [(torch.randn(64, 3), torch.randint(2, (64,)))]
+        >>> found = swap_barrier(fold(model, torch.zeros(1, 3), beta=1e-6), data)
+        >>> found.pairs, abs(found.loss_barriers["equivalent"]) < 1e-6
+        ({'0': 1}, True)
+
+    Reference: Chen, Zhou and Yan, Going Beyond Neural Network Feature Similarity, 2024, Figure 1b.
+    """
+    if not seeds:
+        raise InputError("No seed was given to draw pairs of features with. Give one or more, such as seeds=(0, 1, 2).")
+    if dead is not None and not 0 <= dead < 1:
+        raise InputError(f"dead={dead} was asked for. It is a share of the longest row, from 0 to below 1, or None.")
+    if any(iter(given) is given for given in (data, reset_statistics) if given is not None):
+        raise InputError("The data is read once per line, but a generator can be read once. Pass a list or DataLoader.")
+    prepared = prepare(folded._original, folded._example)
+    wires = {wire.name: wire for wire in prepared.wires if wire.name in folded.groups}
+    silent = {n: _silent(dead_features(w, dead) if dead is not None else None) for n, w in wires.items()}
+    live = {n: [i for i in range(w.size) if i not in silent[n]] for n, w in wires.items()}
+    groups = {n: [[i for i in g if i not in silent[n]] for g in folded.groups[n]] for n in wires}
+    counts = {n: sum(len(g) // 2 for g in found) for n, found in groups.items()}
+    if not any(counts.values()):
+        raise InputError(
+            f"No group of the {len(counts)} folded wires has two features that act, so there is nothing to swap. Fold "
+            "with a larger beta" + ("." if dead is None else ", or pass dead=None to swap features that do not act.")
+        )
+
+    def line(pairs: Callable[[str, torch.Generator], Pairs], seed: int) -> Barrier:
+        generator = torch.Generator().manual_seed(seed)
+        element = swapping(prepared.symmetry, {w.strand: pairs(n, generator) for n, w in wires.items()})
+        swapped = prepared.symmetry.act(element, folded._original)
+        return barrier(folded._original, swapped, data, points, reset_statistics, loss=loss)
+
+    def within(name: str, generator: torch.Generator) -> Pairs:
+        return [pair for group in groups[name] for pair in _drawn(group, len(group) // 2, generator)]
+
+    def anywhere(name: str, generator: torch.Generator) -> Pairs:
+        return _drawn(live[name], counts[name], generator)
+
+    return SwapBarrier(
+        tuple(line(within, seed) for seed in seeds),
+        tuple(line(anywhere, seed) for seed in seeds),
+        {n: c for n, c in counts.items() if c},
+        {n: len(found) for n, found in silent.items() if found},
+        tuple(seeds),
+    )
+
+
+def swapping(symmetry: Symmetry, pairs: Mapping[int, Pairs]) -> Element:
+    """The element that swaps pairs of features; `pairs`: strand → pairs, no feature in two of them.
+
+    >>> import torch, intertwine
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> swapping(intertwine.symmetry(model, torch.zeros(1, 3)), {0: [(1, 3)]}).moves[0].permutation
+    tensor([0, 3, 2, 1])
+    """
+    identity = symmetry.identity()
+    moved = {i: replace(identity.moves[i], permutation=_swapped(identity, i, p)) for i, p in pairs.items()}
+    return replace(identity, moves={**identity.moves, **moved})
+
+
+def _swapped(identity: Element, strand: int, pairs: Pairs) -> Tensor:
+    order = torch.arange(identity.strands[strand].size)
+    for m, n in pairs:
+        order[m], order[n] = n, m
+    return order
+
+
+def _drawn(features: Sequence[int], count: int, generator: torch.Generator) -> Pairs:
+    """Some disjoint pairs of features."""
+    order = [features[i] for i in torch.randperm(len(features), generator=generator).tolist()]
+    return [(order[2 * k], order[2 * k + 1]) for k in range(count)]
+
+
+def _silent(dead: Tensor | None) -> set[int]:
+    return set() if dead is None else set(dead.nonzero().flatten().tolist())
+
+
+def _shown(found: Barrier) -> list[float]:
+    return list(found.loss) if found.error is None else [1 - e for e in found.error]
+
+
+def _mean(values: Sequence[Any]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,93 @@
+"""Folded networks on disk: weights, the account of the folding, and how to have the network back."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from intertwine.checkpoint import fill, read_checkpoint
+from intertwine.errors import InputError
+from intertwine.files import write_json, write_tensors
+from intertwine.fold.fold import shrink
+from intertwine.fold.folded import Fold
+from intertwine.graph.capture import tied_names
+from intertwine.models.load import Loaded, load
+
+#: What a folder of a folded network holds.
+WEIGHTS, ACCOUNT = "folded.safetensors", "fold.json"
+HOW = (
+    "intertwine.models.folded.load_folded(FOLDER) makes the network that was folded, cuts it to `widths` "
+    "(intertwine.fold.fold.shrink) and fills it with folded.safetensors"
+)
+
+
+def save_folded(
+    folder: str | Path, folded: Fold, source: str, inputs: Sequence[str] = (), about: Mapping[str, Any] | None = None
+) -> tuple[Path, Path]:
+    """Write the weights of a folded network and the account; gives the files.
+
+    Args:
+        source, inputs: the name and the inputs with which `intertwine.models.load` makes the network that was folded.
+        about: more for the account.
+    """
+    place = Path(folder)
+    model = folded.model
+    tied = tied_names(model)
+    state = {name: t for name, t in model.state_dict().items() if tied.get(name, name) == name}
+    write_tensors(place / WEIGHTS, state)
+    made = {"model": _whole(source), "inputs": list(inputs), "how": HOW}
+    write_json(place / ACCOUNT, {"made_of": made, **folded.to_dict(), **(about or {})})
+    return place / WEIGHTS, place / ACCOUNT
+
+
+def load_folded(folder: str | Path, model: nn.Module | None = None, *example_args: Any) -> Loaded:
+    """A folded network from its folder.
+
+    Args:
+        model, *example_args: made as the network that was folded, and inputs it can be called with. Without these it
+            is made by the name that it had on the command line.
+
+    Raises:
+        InputError: no such folder, or the network cannot be made again. MismatchError: it is another architecture.
+
+    >>> import tempfile
+    >>> import torch, intertwine
+    >>> from intertwine.models.folded import load_folded, save_folded
+    >>> folded = intertwine.fold(intertwine.zoo.build("mlp"), torch.randn(1, 1, 28, 28), beta=0.6)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = save_folded(folder, folded, "zoo:mlp")
+    ...     again = load_folded(folder)
+    >>> x = torch.randn(2, 1, 28, 28)
+    >>> torch.equal(again.model(x), folded.model(x)), again.parameters == folded.parameters.after
+    (True, True)
+    """
+    place = Path(folder)
+    if not (place / ACCOUNT).is_file():
+        raise InputError(
+            f"A folded network was asked for, but {place} has no {ACCOUNT}. Give a folder that `intertwine fold --out` "
+            "wrote."
+        )
+    account = json.loads((place / ACCOUNT).read_text(encoding="utf-8"))
+    if model is None:
+        made = load(account["made_of"]["model"], None, account["made_of"]["inputs"])
+    else:
+        made = Loaded(str(place), copy.deepcopy(model).eval(), example_args, {})
+    widths = {name: change["after"] for name, change in account["widths"].items()}
+    small = shrink(made.model, *made.args, widths=widths, **made.kwargs)
+    fill(small, read_checkpoint(place / WEIGHTS), str(place / WEIGHTS))
+    return Loaded(str(place), small.eval(), made.args, made.kwargs)
+
+
+def _whole(source: str) -> str:
+    """A name that holds in every folder: paths in it from the root.
+
+    >>> _whole("zoo:mlp")
+    'zoo:mlp'
+    """
+    path, colon, rest = source.rpartition(":")
+    return f"{Path(path).resolve()}{colon}{rest}" if path and Path(path).exists() else source
