@@ -45,6 +45,7 @@ bench: $(VENV)/.installed-dev  ## measure everything: discovery time, fuzzed net
 	$(BIN)/python bench/align.py planted
 	$(BIN)/python bench/stitch.py direct
 	$(BIN)/python bench/stitch.py moved
+	$(BIN)/python bench/fold.py speed
 	$(BIN)/python bench/inspection.py rotation
 	$(BIN)/python bench/inspection.py dissect
 	$(BIN)/python bench/align.py speed
@@ -57,6 +58,8 @@ docs: $(VENV)/.installed-dev  ## write the generated pages again from the result
 	$(BIN)/python docs/figures.py
 	$(BIN)/python docs/alignment_figures.py
 	$(BIN)/python docs/stitching_figures.py
+	$(BIN)/python docs/folding_figures.py
+	$(BIN)/python docs/inspection_figures.py
 	$(BIN)/python experiments/thesis_table1.py --plot docs/images/thesis-table1.svg
 	$(BIN)/python docs/results.py
 	$(BIN)/intertwine inspect examples/residual.py:net --svg docs/images/wires.svg

@@ -26,8 +26,11 @@ from torch import Tensor, nn
 import intertwine as it
 from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.connect.statistics import batch_norms, reset_statistics
+from intertwine.fold.activations import fold_activations
+from intertwine.fold.budget import fold_to
 from intertwine.fold.costs import count_flops, count_parameters
 from intertwine.fold.fold import fold
+from intertwine.fold.kmeans import fold_kmeans
 from intertwine.fold.options import PAPER_CODE, PRINTED
 from intertwine.fold.pruning import prune
 
@@ -81,6 +84,24 @@ def pruned(case: Case, share: float, **options: Any) -> nn.Module:
     return prune(case.model, case.example, widths=share, **options).model
 
 
+def absorbed(case: Case, share: float, **options: Any) -> nn.Module:
+    return fold_to(case.model, case.example, parameters=share, **options).model
+
+
+def absorbed_seen(case: Case, share: float) -> nn.Module:
+    """With training images, never their labels, in place of random inputs."""
+    data = [(x.cpu(), None) for x, _ in case.train]
+    return fold_to(case.model, case.example, parameters=share, data=data).model
+
+
+def clustered(case: Case, share: float, **options: Any) -> nn.Module:
+    return fold_kmeans(case.model, case.example, widths=share, **options).model
+
+
+def by_activations(case: Case, share: float) -> nn.Module:
+    return fold_activations(case.model, [(x.cpu(), None) for x, _ in case.train], widths=share).model
+
+
 def by_torch_pruning(case: Case, share: float) -> nn.Module:
     """What torch-pruning leaves, by its own choice of score; it runs in its own environment."""
     if case.peer is None:
@@ -100,6 +121,12 @@ METHODS = {
     "fold": Method("beta", folded),
     "fold-printed": Method("beta", partial(folded, **PRINTED)),
     "fold-paper-code": Method("beta", partial(folded, **PAPER_CODE)),
+    "fold-to": Method("share", absorbed),
+    "fold-to-seen": Method("share", absorbed_seen),
+    "fold-to-merge": Method("share", partial(absorbed, how="merge")),
+    "k-means": Method("share", clustered),
+    "k-means-repair": Method("share", partial(clustered, repair="variances")),
+    "activations": Method("share", by_activations),
     "prune-l1": Method("share", pruned),
     "prune-gamma": Method("share", partial(pruned, score="gamma")),
     "prune-random": Method("share", partial(pruned, score="random")),

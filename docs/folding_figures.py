@@ -1,4 +1,4 @@
-"""Draw the figures of docs/folding.md again, from perceptrons trained on MNIST in two minutes. Needs `plot`, and MNIST.
+"""Draw the figures of docs/folding.md again, from perceptrons trained on MNIST in minutes. Needs `plot`, and MNIST.
 
 python docs/folding_figures.py
 """
@@ -6,7 +6,9 @@ python docs/folding_figures.py
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,17 @@ from figures import IMAGES, STEADY
 
 import intertwine as it
 from intertwine.fold.curves import complexity_curves
-from intertwine.fold.heatmaps import distance_maps
-from intertwine.fold.swaps import swap_barrier
+from intertwine.fold.folded import Fold
 
 HIDDEN = 5
 WIDTHS, DECAYS = (64, 128, 256), (5e-4, 5e-3, 1e-2)
 BETAS = (1e-3, 0.003, 0.01, 0.02, 0.05, 0.07, 0.1, 0.2)
 #: Width and weight decay of the network that most pictures show, and the beta they show it under.
 SHOWN, BETA = (128, 1e-2), 0.01
+#: Of parameters, or of the features of every layer where a method takes those.
+SHARES = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05)
+#: Training images that absorbing looks at where it looks at any.
+SEEN = 1000
 
 
 def trained(width: int, decay: float, data: Any, epochs: int = 10) -> torch.nn.Module:
@@ -43,13 +48,47 @@ def draw(folder: Path, data: Any, epochs: int = 10) -> None:
     models = {kind: trained(*kind, data, epochs) for kind in sorted(kinds)}
     test, x = data.batches("test"), torch.zeros(1, *data.shape)
     with mpl.rc_context(STEADY):
+        compared = {f"Weight decay {decay:g}": models[SHOWN[0], decay] for decay in (DECAYS[0], DECAYS[-1])}
+        save(folder, "methods", methods(compared, data, x))
         save(folder, "accuracy", accuracies(models, test, x))
         sizes = {f"width {width}": it.complexity(models[width, SHOWN[1]], x, beta=BETA) for width in WIDTHS}
         save(folder, "complexity", complexity_curves(sizes))
-        before = distance_maps(models[SHOWN], x)
+        before = it.distance_maps(models[SHOWN], x)
         folded = it.fold(models[SHOWN], x, beta=BETA)
         save(folder, "heatmaps", before.plot(before.merged(folded.groups)))
-        save(folder, "swaps", swap_barrier(folded, test, points=11).plot())
+        save(folder, "swaps", it.swap_barrier(folded, test, points=11).plot())
+
+
+def methods(models: Mapping[str, torch.nn.Module], data: Any, x: torch.Tensor) -> Any:
+    """Accuracy against the share of parameters left, a line per method; nothing is trained and no label is seen."""
+    seen, test = list(islice(data.batches("train", SEEN // 2), 2)), data.batches("test")
+    lines: dict[str, tuple[str, str, Callable[..., Fold], str, tuple[float, ...]]] = {
+        f"fold_to, {SEEN:,} images seen": ("#1a365d", "o-", partial(it.fold_to, data=seen), "parameters", SHARES),
+        "fold_to, without data": ("#2b6cb0", "o-", it.fold_to, "parameters", SHARES),
+        'fold_to, how="merge"': ("#63b3ed", "o-", partial(it.fold_to, how="merge"), "parameters", SHARES),
+        "fold, one β for all": ("#2f855a", "s-", it.fold, "beta", BETAS),
+        "fold_kmeans": ("#9ae6b4", "s-", it.fold_kmeans, "widths", SHARES),
+        "prune, L1": ("#c2410c", "^--", it.prune, "widths", SHARES),
+        "prune, random": ("#a0aec0", "^--", partial(it.prune, score="random"), "widths", SHARES),
+    }
+    figure, panels = plt.subplots(1, len(models), figsize=(9.6, 4.4), sharey=True)
+    for axes, (title, model) in zip(panels, models.items(), strict=True):
+        whole = (100.0, 100 * right_answers(model, test))
+        for label, (colour, style, smaller, knob, values) in lines.items():
+            points = sorted([whole, *(_point(smaller(model, x, **{knob: value}), test) for value in values)])
+            axes.plot(*zip(*points, strict=True), style, markersize=3.5, color=colour, label=label)
+        axes.set(xlabel="parameters left, %", xlim=(0, 102), ylim=(0, 100))
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("right answers, %")
+    figure.tight_layout(rect=(0, 0.13, 1, 1))
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, ncols=4, loc="lower center", fontsize=9)
+    plt.close(figure)
+    return figure
+
+
+def _point(folded: Fold, test: Any) -> tuple[float, float]:
+    return 100 * folded.parameters.share, 100 * right_answers(folded.model, test)
 
 
 def accuracies(models: Mapping[tuple[int, float], torch.nn.Module], test: Any, x: torch.Tensor) -> Any:
@@ -62,9 +101,7 @@ def accuracies(models: Mapping[tuple[int, float], torch.nn.Module], test: Any, x
     for axes, lines, title in panels:
         for i, (label, kind) in enumerate(lines.items()):
             points = [(100.0, 100 * right_answers(models[kind], test))]
-            for beta in BETAS:
-                folded = it.fold(models[kind], x, beta=beta)
-                points.append((100 * folded.parameters.share, 100 * right_answers(folded.model, test)))
+            points += [_point(it.fold(models[kind], x, beta=beta), test) for beta in BETAS]
             colour = plt.get_cmap("viridis")(0.85 - 0.8 * i / (len(lines) - 1))
             axes.plot(*zip(*points, strict=True), "o-", markersize=4, color=colour, label=label)
         axes.set(xlabel="parameters left, %", xlim=(0, 102), ylim=(0, 100))

@@ -1,7 +1,4 @@
-"""Write the measured tables of docs/inspection.md again, from the committed result files alone.
-
-python docs/inspection_tables.py
-"""
+"""The measured tables of docs/inspection.md, from the committed result files alone; docs/results.py puts them there."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "docs")]
-PAGE = ROOT / "docs" / "inspection.md"
 ROWS = ROOT / "experiments" / "results" / "dissection.json"
 
 
@@ -49,13 +45,9 @@ def _fraction(rows: list[dict[str, Any]], alpha: float) -> float:
 
 def written(page: str) -> str:
     """The page with its tables."""
-    from inspection import RESULTS
-    from inspection import page as bench_table
-    from results import put
+    import inspection
+    from results import or_words, put, read
 
     page = put(page, "trend", trend_table(json.loads(ROWS.read_text(encoding="utf-8"))))
-    return put(page, "bench", bench_table(json.loads(RESULTS.read_text(encoding="utf-8"))))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    results = read(inspection.RESULTS)
+    return put(page, "bench", or_words(results, inspection.page(results), "inspection.py rotation"))

@@ -1,4 +1,4 @@
-"""Write the measured tables of docs/canonical.md, zoo.md, alignment.md and stitching.md again.
+"""Write the measured tables of the pages again: canonical, zoo, alignment, stitching, folding, inspection.
 
 They are made from the committed result files alone.
 
@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "docs")]
 PAGE = ROOT / "docs" / "canonical.md"
 ZOO_PAGE = ROOT / "docs" / "zoo.md"
 ALIGNMENT_PAGE = ROOT / "docs" / "alignment.md"
 STITCHING_PAGE = ROOT / "docs" / "stitching.md"
+FOLDING_PAGE = ROOT / "docs" / "folding.md"
+INSPECTION_PAGE = ROOT / "docs" / "inspection.md"
 NAMES = {"unsorted": "as trained", "ensemble": "ensemble of predictions"}
 
 
@@ -72,6 +74,16 @@ def put(page: str, name: str, text: str) -> str:
     return f"{head}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
 
 
+def read(results: Path) -> dict[str, Any]:
+    """What a benchmark has kept; nothing where it has not run yet."""
+    return json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+
+
+def or_words(results: dict[str, Any], tables: str, script: str) -> str:
+    """The tables, or that there is nothing to put into them yet."""
+    return tables.strip() if any(results.values()) else f"Nothing is measured yet: `python bench/{script}` does it."
+
+
 def written(page: str) -> str:
     """The page with both tables."""
     from canonical import RESULTS
@@ -87,8 +99,7 @@ def written_zoo(page: str) -> str:
     from zoo import RESULTS
     from zoo import page as bench_tables
 
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    return put(page, "bench", bench_tables(results).strip())
+    return put(page, "bench", bench_tables(read(RESULTS)).strip())
 
 
 def written_alignment(page: str) -> str:
@@ -110,8 +121,21 @@ def written_stitching(page: str) -> str:
     return put(page, "bench", tables(rows).strip())
 
 
+def written_folding(page: str) -> str:
+    """The page of folding with its tables."""
+    import fold
+
+    results = read(fold.RESULTS)
+    return put(page, "bench", or_words(results, fold.page(results), "fold.py speed"))
+
+
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     ZOO_PAGE.write_text(written_zoo(ZOO_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     ALIGNMENT_PAGE.write_text(written_alignment(ALIGNMENT_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     STITCHING_PAGE.write_text(written_stitching(STITCHING_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    FOLDING_PAGE.write_text(written_folding(FOLDING_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+    from inspection_tables import written as written_inspection
+
+    INSPECTION_PAGE.write_text(written_inspection(INSPECTION_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -196,6 +196,127 @@ def test_a_network_of_a_zoo_sees_its_own_normalisation(run: Run, tmp_path: Path)
     assert json.loads(said)["accuracy"]["before"] == pytest.approx(it.zoo.load(folder).records[0].accuracy)
 
 
+# -- to a size, to an accuracy, and in other ways ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a trained perceptron for digits."""
+    folder = tmp_path_factory.mktemp("learnt")
+    it.zoo.train("mlp", seeds=[0], data="digits", out=folder, epochs=8, options={"widths": [64, 48, 32, 10]})
+    return folder
+
+
+def held_out(folder: Path, samples: int) -> tuple[Tensor, Tensor]:
+    """Every second of some training digits spread over all of them."""
+    data = it.zoo.load(folder).dataset()
+    chosen = torch.arange(samples) * len(data.labels) // samples
+    return data.inputs(data.images[chosen[1::2]]), data.labels[chosen[1::2]]
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["--parameters", "0.4"], {"parameters": 0.4}),
+        (["--parameters", "2000"], {"parameters": 2000.0}),
+        (["--parameters", "0.4", "--how", "merge"], {"parameters": 0.4, "how": "merge"}),
+    ],
+)
+def test_to_a_number_of_parameters(run: Run, learnt: Path, words: list[str], options: dict[str, Any]) -> None:
+    code, said, _ = run(f"{learnt}:0", *words, "--input", "1x1x8x8", "--json")
+    assert code == 0
+    found = json.loads(said)
+    expected = it.fold_to(it.zoo.load(learnt)[0], torch.randn(1, 1, 8, 8), **options)
+    whole = 65 * 48 + 49 * 32 + 33 * 10
+    assert found["parameters"] == expected.parameters.to_dict()
+    assert found["parameters"]["before"] == whole
+    asked = options["parameters"]
+    assert found["parameters"]["after"] <= (asked if asked > 1 else asked * whole)
+    assert found["groups"] == expected.to_dict()["groups"]
+    assert found["options"] == {"how": "absorb", "with_data": False, **options}
+    merges = options.get("how") == "merge"
+    assert (found["complexity"] is not None) == merges
+    assert found["betas"] == (expected.to_dict()["betas"] if merges else {})
+    assert bool(found["betas"]) == merges
+
+
+def test_absorbing_can_look_at_training_images(run: Run, learnt: Path) -> None:
+    words = (f"{learnt}:0", "--parameters", "0.3", "--data", "digits", "--samples", "300", "--batch", "150", "--json")
+    blind, seeing = (json.loads(run(*words, *more)[1]) for more in ((), ("--with-data",)))
+    held = it.zoo.load(learnt)
+    data = held.dataset()
+    chosen = torch.arange(300) * len(data.labels) // 300
+    batches = [(data.inputs(data.images[part]), data.labels[part]) for part in chosen.split(150)]
+    expected = it.fold_to(held[0], torch.randn(1, 1, 8, 8), parameters=0.3, data=batches)
+    assert seeing["groups"] == expected.to_dict()["groups"] != blind["groups"]
+    assert (seeing["options"]["with_data"], blind["options"]["with_data"]) == (True, False)
+    assert seeing["held_out"] is None
+
+
+def test_to_an_accuracy_on_training_images_set_apart(run: Run, learnt: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    words = ("--floor", "0.9", "--data", "digits", "--samples", "400", "--out", out)
+    code, said, complaint = run(f"{learnt}:0", *words)
+    assert code == 0
+    model, (x, labels) = it.zoo.load(learnt)[0], held_out(learnt, 400)
+    expected = it.fold_to(model, torch.randn(1, 1, 8, 8), floor=0.9, held_out=[(x, labels)])
+    small = load_folded(out)
+    assert small.parameters == expected.parameters.after < expected.parameters.before
+    with torch.no_grad():
+        shares = [float((m(x).argmax(1) == labels).double().mean()) for m in (model, small.model)]
+    assert shares[1] >= 0.9
+    assert re.search(rf"accuracy on 200 training images set apart +{shares[0]:.2%} +{shares[1]:.2%}", said)
+    assert "features expressed by those left" in said
+    account = json.loads((out / "fold.json").read_text())
+    assert account["held_out"] == {"images": 200, "before": pytest.approx(shares[0]), "after": pytest.approx(shares[1])}
+    assert account["complexity"] is None
+    assert not (out / "complexity.svg").exists()
+    assert "trying" not in said + complaint  # the bar goes, and stands nowhere but in a terminal
+
+
+def test_a_floor_with_statistics_reset_resets_on_the_other_half(run: Run, nets: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    words = ("--floor", "0.01", "--reset", "--how", "merge", "--data", "digits", "--samples", "400", "--batch", "400")
+    code, said, _ = run(f"{nets}:normed", *words, "--out", out)
+    assert code == 0
+    small = load_folded(out).model
+    assert isinstance(small, nn.Sequential)
+    data = it.zoo.data("digits")
+    chosen = (torch.arange(400) * len(data.labels) // 400)[::2]
+    mean, variance = statistics(small, data.inputs(data.images[chosen]))
+    norm = small[1]
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    torch.testing.assert_close(norm.running_mean.double(), mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(norm.running_var.double(), variance, rtol=1e-3, atol=1e-5)
+    account = json.loads((out / "fold.json").read_text())
+    assert set(account["accuracy"]) == {"before", "after, statistics reset"}
+    assert re.search(r"^layer +features +dead +left +beta +how *$", said, re.M)
+
+
+def test_in_clusters_and_by_activations(run: Run, learnt: Path) -> None:
+    model, x = it.zoo.load(learnt)[0], torch.randn(1, 1, 8, 8)
+    code, said, _ = run(f"{learnt}:0", "--method", "kmeans", "--widths", "0.5", "--input", "1x1x8x8", "--json")
+    assert code == 0
+    found = json.loads(said)
+    assert found["groups"] == it.fold_kmeans(model, x, widths=0.5).to_dict()["groups"]
+    assert found["options"] == {"method": "kmeans", "widths": 0.5}
+    names = list(found["widths"])
+    words = ("--method", "activations", "--data", "digits", "--samples", "200", "--batch", "200", "--json")
+    code, said, _ = run(f"{learnt}:0", *words, "--widths", f"{names[0]}=20", "--widths", f"{names[1]}=30")
+    assert code == 0
+    found = json.loads(said)
+    data = it.zoo.load(learnt).dataset()
+    chosen = torch.arange(200) * len(data.labels) // 200
+    batches = [(data.inputs(data.images[chosen]), data.labels[chosen])]
+    expected = it.fold_activations(model, batches, widths={names[0]: 20, names[1]: 30})
+    assert found["groups"] == expected.to_dict()["groups"]
+    assert [change["after"] for change in found["widths"].values()] == [20, 30]
+    assert found["flops"]["before"] == 2 * (64 * 48 + 48 * 32 + 32 * 10)  # of one image
+    assert json.loads(run(f"{learnt}:0", *words)[1])["options"] == {"method": "activations", "beta": 0.1}
+
+
 def test_nothing_to_fold_and_nothing_near_enough_are_told(run: Run, nets: Path, tmp_path: Path) -> None:
     code, said, _ = run(f"{nets}:one", "--input", "1x1x8x8", "--out", tmp_path / "same")
     assert code == 0
@@ -219,6 +340,37 @@ def test_nothing_to_fold_and_nothing_near_enough_are_told(run: Run, nets: Path, 
         (["--beta", "0.1", "--beta", "1=0.2"], "--beta was given 2 times (0.1 1=0.2)."),
         (["--beta", "2=0.1"], "A beta was given for '2', which is no wire that can be folded. "),
         (["--max-ratio", "2"], "max_ratio=2.0 was asked for. It is the largest share"),
+        (["--parameters", "0.5", "--floor", "0.9"], "--parameters and --floor were both given. Leave one of them out"),
+        (
+            ["--parameters", "0.5", "--beta", "0.1"],
+            "--beta was given beside --parameters or --floor; it goes with "
+            "folding by --beta and --method activations. Leave one of them out",
+        ),
+        (["--floor", "0.5", "--method", "kmeans"], "--method was given beside --parameters or --floor"),
+        (
+            ["--floor", "0.5", "--no-bias"],
+            "--no-bias was given beside --parameters or --floor; it goes with folding by",
+        ),
+        (["--how", "merge"], "--how was given beside folding by --beta; it goes with --parameters or --floor."),
+        (
+            ["--method", "kmeans", "--widths", "0.5", "--max-ratio", "0.5"],
+            "--max-ratio was given beside --method kmeans",
+        ),
+        (["--method", "kmeans"], "--method kmeans needs to know how many features stay. Add --widths 0.5"),
+        (["--method", "kmeans", "--widths", "1"], "widths=1.0 was asked for. It is the share of the features"),
+        (["--method", "kmeans", "--widths", "1=0.5"], "or LAYER=NUMBER, a whole number of features, for one layer."),
+        (["--method", "activations"], "--method activations compares what features give on training images, and no"),
+        (
+            ["--method", "activations", "--data", "digits", "--beta", "0.1", "--widths", "0.5"],
+            "--beta and --widths were",
+        ),
+        (["--floor", "0.9"], "--floor is an accuracy on images, and no data was given. Add --data NAME"),
+        (["--floor", "1.5", "--data", "digits"], "floor=1.5 was asked for. It is an accuracy, above 0 and at most 1."),
+        (["--floor", "0.99", "--data", "digits"], "An accuracy of at least 0.99 was asked for, but the network itself"),
+        (["--floor", "0.9", "--data", "digits", "--samples", "1"], "cannot be set apart from itself. Allow more by"),
+        (["--parameters", "0.5", "--with-data"], "--with-data looks at training images, and no data was given."),
+        (["--parameters", "0.5", "--with-data", "--how", "merge"], "--how merge, which compares weights alone."),
+        (["--parameters", "10"], "At most 10 of 1,374 parameters were asked for, but 87 are left when every wire"),
         (["--reset"], "--reset measures BatchNorm statistics on data, and no data was given. Add --data NAME"),
         (["--reset", "--data", "digits"], "has no BatchNorm with running statistics. Leave it out."),
         (["--data-folder", "x"], "--data-folder x was given without a data set. Add --data NAME."),

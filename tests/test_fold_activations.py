@@ -48,11 +48,10 @@ def test_positions_of_images_are_samples() -> None:
     assert np.allclose(found, (values @ values.T).numpy())
 
 
-def test_groups_are_those_of_a_hierarchy_of_means() -> None:
-    """Where clusters are well apart, scipy's centroid linkage merges the same features."""
+def test_groups_are_those_of_ward_clustering() -> None:
     rng = np.random.default_rng(0)
-    values = np.repeat(5 * rng.normal(size=(6, 30)), 4, 0) + 0.3 * rng.normal(size=(24, 30))
-    tree = linkage(values, "centroid")
+    values = np.repeat(rng.normal(size=(6, 30)), 4, 0) + rng.normal(size=(24, 30))
+    tree = linkage(values, "ward")
     for width in (6, 11, 20):
         labels = fcluster(tree, width, "maxclust")
         expected = {tuple(np.flatnonzero(labels == c).tolist()) for c in set(labels.tolist())}
@@ -66,14 +65,16 @@ def test_the_stop_rule_is_that_of_fold() -> None:
     means = values.copy()
     largest = ((means[:, None] - means[None]) ** 2).sum(-1).max()
     while True:
-        apart = ((means[:, None] - means[None]) ** 2).sum(-1) + np.diag([np.inf] * len(means))
-        if apart.min() > 0.2 * largest:
+        sizes = np.array([len(g) for g in groups])
+        apart = ((means[:, None] - means[None]) ** 2).sum(-1) * 2 / (1 / sizes[:, None] + 1 / sizes[None])
+        apart += np.diag([np.inf] * len(means))
+        if apart.min() > 0.3 * largest:
             break
         m, n = sorted(np.unravel_index(apart.argmin(), apart.shape))
         groups[m] += groups.pop(n)
         means = np.stack([values[g].mean(0) for g in groups])
     assert 1 < len(groups) < 11
-    assert {tuple(g) for g in nearest(values @ values.T, Limit(beta=0.2))} == {tuple(sorted(g)) for g in groups}
+    assert {tuple(g) for g in nearest(values @ values.T, Limit(beta=0.3))} == {tuple(sorted(g)) for g in groups}
 
 
 @pytest.mark.parametrize("name", ["mlp", "mlp-tanh", "tiny10", "mobile"])

@@ -161,6 +161,15 @@ def test_across_the_network_until_a_share_of_the_parameters_is_left() -> None:
         assert found.parameters.after == parameters()
 
 
+def test_across_a_share_that_is_met_exactly_is_enough() -> None:
+    total = sum(p.numel() for p in mlp().parameters())
+    lefts = [int(prune(mlp(), ROW, widths=share, across=True).parameters.after) for share in (0.8, 0.6, 0.4)]
+    exact = [left for left in lefts if left / total * total == left]  # no rounding in between
+    assert exact
+    for left in exact:
+        assert prune(mlp(), ROW, widths=left / total, across=True).parameters.after == left
+
+
 def test_across_where_several_layers_share_a_wire() -> None:
     found = prune(zoo.build("resnet20"), torch.zeros(1, 3, 32, 32), widths=0.4, across=True)
     assert 0.39 < found.parameters.share <= 0.4

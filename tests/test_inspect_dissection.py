@@ -13,8 +13,8 @@ from torch.nn import functional
 from intertwine.errors import InputError, MismatchError
 from intertwine.inspect.broden import read_broden
 from intertwine.inspect.concepts import ConceptData, Labels, concept_data
-from intertwine.inspect.dissect import dissect
-from intertwine.inspect.dissection import Dissection
+from intertwine.inspect.dissect import SHARE, Cut, dissect
+from intertwine.inspect.dissection import LEVEL, Dissection
 from intertwine.inspect.dissection_pictures import draw_fractions
 from intertwine.inspect.maps import Maps
 from intertwine.inspect.rotation import rotation
@@ -158,6 +158,37 @@ def test_channels_last_maps_are_read_by_their_layout() -> None:
     np.testing.assert_allclose([unit.threshold for unit in found.units], thresholds, rtol=1e-5)
 
 
+def test_000_g49_a_pixel_at_the_threshold_is_not_above_it() -> None:
+    """Maps of few whole values, as large as the masks: many pixels lie at the threshold itself."""
+    torch.manual_seed(0)
+    x = torch.randint(0, 3, (8, 2, *SIZE)).float()
+    masks = torch.rand(8, 5, *SIZE) > 0.5
+    found = dissect(nn.Sequential(nn.Identity()), "0", x, data(masks), share=0.5, null=0)
+    assert [unit.threshold for unit in found.units] == [1.0, 1.0]
+    for unit in range(2):
+        seen = x[:, unit] > 1
+        wanted = [float((seen & masks[:, c]).sum() / (seen | masks[:, c]).sum()) for c in range(5)]
+        assert found.iou[unit].tolist() == pytest.approx(wanted)
+
+
+def test_000_g49_a_unit_is_interpretable_above_the_level_and_not_at_it() -> None:
+    """One unit, 100 pixels; its mask has 4 of the 100 pixels that either has: the level of 0.04 itself."""
+    x = torch.zeros(4, 1, 5, 5)
+    flat = x.flatten()
+    flat[:4] = 1.0  # the unit's mask
+    masks = torch.ones(4, 1, 5, 5, dtype=torch.bool)
+    model = nn.Sequential(nn.Identity())
+    found = dissect(model, "0", x, masks, share=0.05, null=0)
+    assert found.units[0].iou == 4 / 100
+    assert found.level == LEVEL == 0.04
+    assert found.interpretable == ()
+    assert found.to_rows()[0]["interpretable"] is False
+    flat[4] = 1.0
+    assert len(dissect(model, "0", x, masks, share=0.06, null=0).interpretable) == 1
+    assert len(dissect(model, "0", x, masks, share=0.06, level=0.05, null=0).interpretable) == 0
+    assert dissect(model, "0", x, masks, null=0).share == SHARE == 0.005
+
+
 # -- chance ------------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +201,9 @@ def test_000_g49_chance_is_what_the_masks_of_other_images_give() -> None:
         _, iou = brute_force(maps, masks.roll(-offset, 0), 0.05)
         np.testing.assert_allclose(found.null.values[i].numpy(), iou.max(1), atol=1e-9)
     assert found.null.quantile() == pytest.approx(np.quantile(found.null.values.numpy(), 0.95))
+    for level in (0.04, 0.1):
+        assert found.null.above(level) == float((found.null.values.numpy() > level).mean())
+    assert repr(found.null) == f"Null(3 × 6 units, 95 % below {found.null.quantile():.4f})"
     bound = found.null.quantile()
     assert found.fraction_above_chance == sum(unit.iou > bound for unit in found.units) / 6
 
@@ -235,6 +269,8 @@ def test_000_g73_scan_and_its_picture() -> None:
     model, (x, masks) = network(), scene()
     scan = rotation_scan(model, "relu", x, data(masks), [0, 0.5, 1], seeds=[0, 1], share=0.05)
     assert set(scan.dissections) == {(a, s) for a in (0.0, 0.5, 1.0) for s in (0, 1)}
+    assert Cut() == Cut(level=0.04, share=0.005, null=1)
+    assert all(one.null is not None and len(one.null.values) == 1 for one in scan.dissections.values())
     for (alpha, seed), one in scan.dissections.items():
         alone = dissect(model, "relu", x, data(masks), rotation(6, alpha, seed), share=0.05)
         assert one.iou == pytest.approx(alone.iou, abs=1e-3)
@@ -362,6 +398,14 @@ def test_bad_masks() -> None:
     model, (x, masks) = network(), scene()
     with pytest.raises(InputError, match=r"masks are 12×6 and the images 12×12, which are not of one shape"):
         dissect(model, "relu", x, masks[..., :6])
+    for width, fits in ((30, False), (32, True), (33, False)):  # images 32×32: sides may be 3 % off
+        wide = torch.randn(4, 3, 32, 32)
+        some = torch.rand(4, 5, 32, width) > 0.5
+        if fits:
+            assert dissect(model, "relu", wide, some).images == 4
+        else:
+            with pytest.raises(InputError, match=rf"masks are 32×{width} and the images 32×32"):
+                dissect(model, "relu", wide, some)
     smaller = functional.avg_pool2d(masks[20:].float(), 2) > 0.5
     with pytest.raises(
         InputError, match=r"masks of image 20 are 6×6, those of the first 12×12. Bring all masks to one size"

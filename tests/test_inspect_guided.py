@@ -92,7 +92,10 @@ def test_row_003_f26_in_place_relus_and_parts_of_the_images_change_nothing() -> 
     for at in ("7", "3"):
         wanted = guided_backprop(network(), at, [0, 1], images).maps
         torch.testing.assert_close(guided_backprop(network(inplace=True), at, [0, 1], images).maps, wanted)
-    torch.testing.assert_close(guided_backprop(network(), "7", [0, 1], images, batch=3).maps, whole.maps)
+    parts = guided_backprop(network(), "7", [0, 1], images, batch=3)
+    torch.testing.assert_close(parts.maps, whole.maps)
+    torch.testing.assert_close(parts.activations, whole.activations)
+    assert parts.guided == whole.guided == ("1: relu", "4: relu", "6: relu")  # named once, not once per part
 
 
 class Written(nn.Module):
@@ -195,6 +198,53 @@ def test_row_003_f26_other_activations_are_told() -> None:
     first = guided_backprop(model, "0", 0, pictures())
     assert first.warning == "No activation comes before '0', so the maps are plain gradients."
     assert guided_backprop(network(), "7", 0, pictures()).warning is None
+
+
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (nn.LeakyReLU(0.3), "leaky_relu"),
+        (nn.PReLU(3, 0.4), "prelu"),
+        (nn.ReLU6(), "relu6|hardtanh"),
+        (nn.RReLU(0.2, 0.2), "rrelu|leaky_relu"),
+    ],
+)
+def test_row_003_f26_relus_with_a_slope_or_a_top_are_guided(act: nn.Module, name: str) -> None:
+    """By hand: the slope at every point, times what is positive of the gradient behind it."""
+    torch.manual_seed(1)
+    model: Any = nn.Sequential(nn.Conv2d(2, 3, 3), act, nn.Conv2d(3, 2, 1)).double()
+    images = 4 * pictures(2, size=5)
+    found = guided_backprop(model, "2", [0, 1], images)
+    assert found.unguided == ()
+    assert found.guided[0].removeprefix("1: ") in name.split("|")
+    with torch.no_grad():
+        before = model[0](images)
+        slope = (model[1].eval()(before + 1e-7) - model[1](before)) / 1e-7
+        behind = model[2].weight.sum(0).reshape(1, 3, 1, 1).expand_as(before)
+        guided = slope * behind.clamp(min=0)
+        wanted = F.conv_transpose2d(guided, model[0].weight)
+    assert bool((behind < 0).any())
+    assert slope.unique().numel() > 1
+    torch.testing.assert_close(found.maps, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("low", [-1.0, 0.5])
+def test_row_003_f26_clamps_elsewhere_than_at_zero_are_no_relu(low: float) -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.conv(x).clamp(min=low))
+
+    model, images = Cut().double(), pictures().requires_grad_()
+    found = guided_backprop(model, "last", 0, images.detach())
+    assert (found.guided, found.unguided) == ((), ("clamp",))
+    hard = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Hardtanh(low, 4.0), nn.Conv2d(3, 2, 1)).double()
+    assert guided_backprop(hard, "2", 0, images.detach()).unguided == ("1: hardtanh",)
+    (plain,) = torch.autograd.grad(model(images)[:, 0].sum(), images)
+    torch.testing.assert_close(found.maps, plain)
 
 
 def state(model: nn.Module) -> list[Any]:

@@ -283,6 +283,22 @@ def test_the_model_is_not_changed_and_layers_in_front_are_not_trained() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
+def test_layers_behind_are_trained_in_training_mode_with_a_seed_of_their_own() -> None:
+    """Dropout is on while the layers behind are trained, and drawn by the seed of the trial alone."""
+    data = batches(count=3)
+    model = Block()
+    model.drop.p = 0.5
+    found = []
+    for start in (1, 2):
+        torch.manual_seed(start)  # what the caller drew before must not matter
+        found.append(rotation_penalty(model, "conv1", data, data, kind="identity", seeds=[4], epochs=2).trials[0])
+    assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
+    assert found[0].history == pytest.approx(found[1].history, abs=0.02)
+    model.drop.p = 0.0
+    still = rotation_penalty(model, "conv1", data, data, kind="identity", seeds=[4], epochs=2).trials[0]
+    assert still.loss != pytest.approx(found[0].loss, rel=1e-3)  # dropout was on while it trained
+
+
 def assert_alike(one: RotationPenalty, two: RotationPenalty) -> None:
     """The same trials, apart from rounding, which depends on where tensors lie in memory."""
     for a, b in zip(one.trials, two.trials, strict=True):

@@ -35,7 +35,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def test_the_tables_are_what_was_measured(tables: ModuleType) -> None:
-    assert tables.written(PAGE) == PAGE, "run: python docs/inspection_tables.py"
+    assert tables.written(PAGE) == PAGE, "run: python docs/results.py"
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

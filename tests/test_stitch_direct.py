@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import orthogonal_procrustes
+from scipy.stats import ortho_group
 from sklearn.linear_model import Lasso as SklearnLasso
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from intertwine.stitch.direct import least_squares
 from intertwine.stitch.families.lowrank import LowRank
 from intertwine.stitch.families.orthogonal import Orthogonal
 from intertwine.stitch.families.sparse import Sparse
-from intertwine.stitch.family import fit_direct
+from intertwine.stitch.family import find_family, fit_direct
 from intertwine.stitch.lasso import lasso
 from intertwine.stitch.linear_map import LinearMap
 from intertwine.stitch.moments import Moments
@@ -160,6 +161,15 @@ def test_001_c08_orthogonal_is_scipys() -> None:
     assert distance(a, b, plain) < best
 
 
+@pytest.mark.parametrize("determinant", [1, -1])
+def test_001_c08_planted_rotations_and_reflections_come_back(determinant: int) -> None:
+    a, _ = rows(100, 5, 1)
+    turn = torch.from_numpy(ortho_group.rvs(5, random_state=0))
+    turn[0] *= determinant * torch.det(turn).sign()
+    assert float(torch.det(turn)) == pytest.approx(determinant)
+    torch.testing.assert_close(fit_direct("orthogonal", moments_of(a, a @ turn.T)).matrix, turn)
+
+
 @pytest.mark.parametrize(("p", "q"), [(6, 4), (4, 6)])
 def test_001_c08_widths_that_differ_give_orthonormal_rows_or_columns(p: int, q: int) -> None:
     found = fit_direct("orthogonal", moments_of(*rows(100, p, q))).matrix
@@ -223,6 +233,34 @@ def test_001_c10_unsquared_is_a_least_value_and_both_scalings_name_the_same_matr
     again = lasso(products, found.squared)
     torch.testing.assert_close(again.matrix, found.matrix, rtol=1e-3, atol=1e-4)
     assert again.unsquared == pytest.approx(2.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_001_c10_a_family_asked_for_the_unsquared_distance_meets_the_conditions_of_its_least_value(bias: bool) -> None:
+    """The slope of ‖AM − B‖ is −λ·sign(M) where M is not zero, and no larger than λ elsewhere."""
+    a, b = rows(300, 8, 4)
+    found = Sparse(3.0, squared=False, bias=bias).direct(moments_of(a, b))
+    left = found(a) - b
+    slope = (a.T @ left).T / left.norm()
+    there = found.matrix != 0
+    assert 0 < int(there.sum()) < 32
+    torch.testing.assert_close(slope[there], -3.0 * found.matrix[there].sign(), rtol=0, atol=2e-2)
+    assert float(slope.abs().max()) < 3.02
+    if bias:
+        torch.testing.assert_close(left.sum(0), torch.zeros(4).double(), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("strength", [0.01, 0.3])
+def test_001_c10_the_gap_is_that_of_the_dual_problem(strength: float) -> None:
+    """On the rows: the value minus that of the residual, shrunk until no slope is too large, as a share of zero's."""
+    a, b = rows(300, 8, 4)
+    found = lasso(moments_of(a, b).products(centred=False), strength)
+    left, alpha = b - a @ found.matrix.T, 300 * strength
+    dual = left * (alpha / (a.T @ left).abs().amax(0)).clamp(max=1)
+    value = left.square().sum() / 2 + alpha * found.matrix.abs().sum()
+    bound = b.square().sum() / 2 - (b - dual).square().sum() / 2
+    assert found.gap == pytest.approx(float((value - bound) / (b.square().sum() / 2)), abs=1e-11)
+    assert -1e-12 < found.gap <= 1e-7
 
 
 def test_001_c10_the_mean_divides_the_strength_by_the_number_of_entries() -> None:
@@ -292,6 +330,20 @@ def test_dead_units_follow_the_named_rules() -> None:
     assert opposed == [pytest.approx(FLOOR * (3 if found[2, 0] > 0 else 1))]
 
 
+@pytest.mark.parametrize("opposed", [False, True])
+def test_a_factor_that_is_almost_zero_keeps_its_sign_and_the_smallest_size(opposed: bool) -> None:
+    """Relative to the ratio of lengths, here five; its logarithm can be trained from there."""
+    a = torch.tensor([1.0, 1.0, -1.0, -1.0]).double()[:, None]
+    b = 5 * torch.tensor([1.0, -1.0, 1.0, -1.0]).double()[:, None] + (-1e-9 if opposed else 1e-9) * a
+    moments = moments_of(a, b)
+    assert float(fit_direct("nonzero", moments).matrix) == pytest.approx((-5 if opposed else 5) * FLOOR)
+    assert float(fit_direct("relu", moments).matrix) == pytest.approx(5 * FLOOR)
+    for name in ("nonzero", "relu"):
+        family = find_family(name)
+        start = family.final(family.start(1, 1, "direct", moments, torch.Generator()))
+        assert float(start.matrix) == pytest.approx(float(fit_direct(name, moments).matrix), rel=1e-5)
+
+
 def test_a_thousand_units_are_matched_at_once() -> None:
     gains = torch.rand(1024, 1024)
     order = best_assignment(gains)
@@ -354,3 +406,13 @@ def test_moments_do_not_depend_on_how_features_lie_in_memory() -> None:
         torch.testing.assert_close(moments.aa, wanted[:4, :4], rtol=1e-12, atol=0)
         torch.testing.assert_close(moments.ab, wanted[:4, 4:], rtol=1e-12, atol=0)
         torch.testing.assert_close(moments.bb, wanted[4:, 4:], rtol=1e-12, atol=0)
+
+
+def test_rows_that_lie_in_different_batches_of_positions_are_still_rows() -> None:
+    """Two images of nine positions meet three of six: eighteen rows each, one after another."""
+    chance = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(n, channels, p, generator=chance).mT for n, channels, p in ((2, 4, 9), (3, 5, 6)))
+    found = Moments()
+    found.update(a, b)
+    assert found.count == 18
+    torch.testing.assert_close(found.ab, a.reshape(18, 4).double().T @ b.reshape(18, 5).double())

@@ -7,8 +7,11 @@ import itertools
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
+from scipy.linalg import polar
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
@@ -124,11 +127,23 @@ def test_a_direct_start_ends_at_the_direct_fit_and_training_makes_it_no_worse(na
     check_member(name, direct.to(torch.float32))
     threshold = 1e-3 if name.startswith("sparse") else 0  # entries below are dropped in the end only
     torch.testing.assert_close(start.matrix, direct.matrix.float(), rtol=1e-5, atol=1e-6 + threshold)
+    if start.bias is not None and direct.bias is not None:
+        torch.testing.assert_close(start.bias, direct.bias.float(), rtol=1e-5, atol=1e-6)
     if name == "identity" or family.penalty(parameters).any():
         return  # nothing to train, or trained for something else besides
     train(family, parameters, a, b)
     errors = [float((found(a) - b).square().mean()) for found in (direct, family.final(parameters))]
     assert errors[1] < errors[0] * 1.1
+
+
+def test_weight_decay_applies_to_matrices_and_scales_and_to_nothing_else() -> None:
+    """Biases, rotations, orders and logarithms stay; a sparse map has a penalty of its own."""
+    decayed = {
+        "linear": {"weight"}, "affine": {"weight"}, "lowrank:3": {"up", "down"}, "lowrank:3+bias": {"up", "down"},
+        "masked:semi-match": {"weight"}, "masked:random-permutation+bias": {"weight"}, "relu:birkhoff": {"scales"},
+    }  # fmt: skip
+    for name in SQUARE:
+        assert find_family(name).decayed() == decayed.get(name, set()), name
 
 
 @pytest.mark.parametrize("name", [n for n in SQUARE if "identity" in find_family(n).starts and "lowrank" not in n])
@@ -209,6 +224,8 @@ def test_000_g28_linear_has_no_bias_and_starts_as_a_pytorch_layer_does() -> None
     bound = 1 / 64**0.5  # nn.Conv2d(64, 64, 1) draws evenly in ±1/√inputs
     assert 0.99 * bound < float(weight.abs().max()) <= bound
     assert float(weight.var()) == pytest.approx(bound**2 / 3, rel=0.05)
+    bias = Linear(bias=True).start(64, 400, "random", None, generator())["bias"].detach()
+    assert 0.9 * bound < float(bias.abs().max()) <= bound
 
 
 def test_000_g29_001_c28_two_factors_that_start_orthogonal() -> None:
@@ -218,6 +235,8 @@ def test_000_g29_001_c28_two_factors_that_start_orthogonal() -> None:
     torch.testing.assert_close(up.T @ up, torch.eye(3))
     torch.testing.assert_close(down @ down.T, torch.eye(3))
     torch.testing.assert_close(LowRank(3).map(parameters).matrix, up @ down)
+    begun = LowRank(3).map(LowRank(3).start(7, 5, "identity", None, generator())).matrix
+    assert torch.equal(begun, torch.eye(5, 7) * (torch.arange(7) < 3))  # as much of the identity as the rank allows
 
 
 def test_000_g38_the_penalty_is_the_sum_or_the_mean_and_small_entries_end_at_zero() -> None:
@@ -229,6 +248,25 @@ def test_000_g38_the_penalty_is_the_sum_or_the_mean_and_small_entries_end_at_zer
     assert torch.equal(Sparse(0.1).final(parameters).matrix, kept)
     assert torch.equal(Sparse(0.1, threshold=1e-4).final(parameters).matrix, weight.detach())
     assert torch.equal(Sparse(0.1).map(parameters).matrix, weight)
+
+
+# -- orthogonal --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(6, 6), (4, 6), (6, 4)])
+@pytest.mark.parametrize("size", [1.0, 3.0])
+def test_every_step_ends_at_the_nearest_rotation_also_from_far_and_the_end_is_exact(
+    outputs: int, inputs: int, size: float
+) -> None:
+    """Newton and Schulz alone would run away from singular values above √3."""
+    family = find_family("orthogonal")
+    parameters = family.start(inputs, outputs, "random", None, generator())
+    weight = parameters["weight"]
+    weight.data.mul_(size).add_(0.1 * torch.randn(outputs, inputs, generator=generator(1)))
+    nearest = torch.from_numpy(polar(weight.detach().double().numpy())[0])
+    torch.testing.assert_close(family.final(parameters).matrix.double(), nearest, rtol=0, atol=1e-6)
+    family.project_(parameters)
+    torch.testing.assert_close(weight.detach().double(), nearest, rtol=0, atol=2e-3)
 
 
 # -- Birkhoff: G30 to G35 ----------------------------------------------------------------------------------------------
@@ -259,8 +297,11 @@ def test_000_g30_the_start_and_every_step_are_in_the_polytope_and_scales_stay_po
     for _ in range(5):
         parameters["mixture"].data += 0.1 * torch.randn(N, N)
         parameters["scales"].data -= 0.5
+        below = parameters["mixture"].detach() < 0
         family.project_(parameters)
         assert float(mixture.min()) >= 0
+        assert bool(below.any())
+        assert not mixture[below].any()  # cut, not turned around
         assert sum_error(mixture) < 0.1
     assert torch.equal(parameters["scales"], torch.full((N,), FLOOR))
 
@@ -322,7 +363,10 @@ def test_000_g37_scales_are_exponentials_of_inputs_and_ties_fall_back_on_assignm
     family = SoftSort()
     parameters = family.start(N, N, "random", None, generator())
     assert torch.equal(parameters["log_scales"], torch.zeros(N))
-    assert float(parameters["keys"].detach().abs().max()) <= 1
+    many = family.start(600, 600, "random", None, generator())["keys"].detach()
+    assert float(many.abs().max()) <= 1
+    assert float(many.mean()) == pytest.approx(0.0, abs=0.1)  # even in ±1
+    assert float(many.var()) == pytest.approx(1 / 3, rel=0.1)
     parameters["log_scales"].data.copy_(torch.arange(N) / 10)
     torch.testing.assert_close(
         family.map(parameters).matrix, soft_sort(parameters["keys"]) @ torch.diag(torch.exp(torch.arange(N) / 10))
@@ -381,6 +425,92 @@ def test_relu_keeps_the_direct_order_and_a_factor_of_the_direct_fit_is_a_fractio
     assert len(trained(parameters)) == 1
     train(family, parameters, a, b, epochs=3)
     assert torch.equal(family.final(parameters).matrix.argmax(1), fit_direct("relu", moments).matrix.argmax(1))
+
+
+def logs_of_shares(family: Monomial, parameters: Parameters) -> Tensor:
+    """Logarithms of the shares that the map is made of; rows and columns of them have mean zero."""
+    fixed = parameters["table"].abs()
+    fixed = fixed * parameters["log_scales"].exp()[:, None] if "log_scales" in parameters else fixed
+    found = (family.map(parameters).matrix.detach().abs() / fixed).double().log()
+    return found - found.mean(0) - found.mean(1, keepdim=True) + found.mean()
+
+
+@pytest.mark.parametrize("factors", ["one", "sign", "positive", "nonzero"])
+def test_shares_begin_at_correlations_and_grow_sharper_up_to_the_end_of_the_search(factors: str) -> None:
+    """Rows and columns are scaled, which leaves the logarithms around their means: contrast · correlation."""
+    a, b = features()
+    if factors in ("sign", "nonzero"):
+        b = b * torch.tensor([1.0, -1.0]).repeat(N // 2)
+    family = Monomial(factors, annealed=True, contrast=3.0, sharper=4.0, settle=0.8)
+    parameters = family.start(N, N, "direct", moments_of(a + 5, b - 5), generator())
+    table = torch.corrcoef(torch.cat([b, a], 1).double().T)[:N, N:]
+    wanted = table.abs() if factors in ("sign", "nonzero") else table
+    wanted = 3.0 * (wanted - wanted.mean(0) - wanted.mean(1, keepdim=True) + wanted.mean())
+    torch.testing.assert_close(logs_of_shares(family, parameters), wanted, rtol=0, atol=1e-4)
+    for done in (0.2, 0.6):
+        family.refresh_(parameters, done)
+        sharper = 4.0 ** (done / 0.8)
+        torch.testing.assert_close(logs_of_shares(family, parameters), sharper * wanted, rtol=0, atol=1e-3)
+
+
+def test_a_random_order_is_the_best_by_the_shares_and_hardly_ahead_of_the_others() -> None:
+    for seed in range(5):
+        family = find_family("permutation")
+        parameters = family.start(N, N, "random", None, generator(seed))
+        share = family.map(parameters).matrix.detach()
+        order = linear_sum_assignment(-share.numpy())[1].tolist()
+        assert family.final(parameters).matrix.argmax(1).tolist() == order
+        assert 1.5 / N < float(share[range(N), order].mean()) < 0.5
+
+
+@pytest.mark.parametrize("factors", ["positive", "nonzero"])
+def test_shares_mix_inputs_that_were_brought_to_the_length_of_their_output(factors: str) -> None:
+    """At the direct order the factor is ⟨b, a⟩/‖a‖²; elsewhere in a row lengths are made up for."""
+    a, b = features()
+    a = a * torch.logspace(-1, 1, N)
+    b = b * torch.tensor([1.0, -1.0]).repeat(N // 2) if factors == "nonzero" else b
+    family, moments = Monomial(factors, annealed=True, contrast=1.0), moments_of(a, b)
+    found = family.map(family.start(N, N, "direct", moments, generator())).matrix.detach().double()
+    a, b = a.double(), b.double()
+    order = fit_direct(family, moments).matrix.abs().argmax(1)
+    chosen = a[:, order]
+    best = (chosen * b).sum(0) / chosen.square().sum(0)
+    usual = b.norm(dim=0)[:, None] / a.norm(dim=0)
+    usual = torch.where(b.T @ a < 0, -usual, usual)
+    share = found / (usual * (best / usual[range(N), order])[:, None])
+    torch.testing.assert_close(share.sum(1), torch.ones(N).double(), rtol=0, atol=1e-5)
+    assert float(share.min()) > 0
+    torch.testing.assert_close(share.sum(0), torch.ones(N).double(), rtol=0, atol=0.05)
+
+
+def test_an_order_that_no_step_has_touched_is_the_direct_one_though_correlations_prefer_another() -> None:
+    (a, _), (b, _) = features(), features(seed=1)  # nothing in common, so that both are free to choose
+    a, b = a * torch.logspace(-1, 1, N), b * torch.logspace(1, -1, N)
+    moments, family = moments_of(a, b), find_family("permutation")
+    pairs = a.double().T @ b.double()
+    distances = a.double().square().sum(0)[None] - 2 * pairs.T
+    nearest = linear_sum_assignment(distances.numpy())[1].tolist()
+    correlated = np.corrcoef(torch.cat([b, a], 1).double().numpy().T)[:N, N:]
+    assert nearest != linear_sum_assignment(-correlated)[1].tolist()
+    parameters = family.start(N, N, "direct", moments, generator())
+    family.refresh_(parameters, 0.0)
+    assert family.final(parameters).matrix.argmax(1).tolist() == nearest
+
+
+@pytest.mark.parametrize("sharper", [1.0, 10.0])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_training_that_ends_before_it_settles_ends_at_the_best_order_by_its_scores(
+    epochs: int, sharper: float
+) -> None:
+    """Also after a single epoch, and where nothing is made sharper."""
+    a, _ = features()
+    order = torch.randperm(N, generator=generator(5))
+    family = Monomial("one", sharper=sharper, settle=1.0)
+    parameters = family.start(N, N, "identity", None, generator())
+    train(family, parameters, a, a[:, order], epochs=epochs, lr=0.1)
+    best = linear_sum_assignment(-parameters["scores"].detach().double().numpy())[1].tolist()
+    assert best != list(range(N))
+    assert family.final(parameters).matrix.argmax(1).tolist() == best
 
 
 @pytest.mark.parametrize(
@@ -450,3 +580,6 @@ def test_001_c35_a_masked_map_is_fitted_entry_by_entry_and_trained_in_its_places
     parameters = family.start(N, 5, "random", moments, generator())
     train(family, parameters, a, b, epochs=2)
     assert torch.equal(family.final(parameters).matrix != 0, family.places(moments) != 0)
+    weight = Masked("random-permutation").start(600, 600, "random", None, generator())["weight"].detach()
+    assert float(weight.mean()) == pytest.approx(0.0, abs=0.1)  # even in ±1
+    assert 0.9 < float(weight.abs().max()) <= 1

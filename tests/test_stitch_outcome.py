@@ -375,6 +375,11 @@ def test_the_largest_entry_does_not_see_scales() -> None:
     found = closeness(soft * torch.linspace(0.1, 9.0, n, dtype=torch.float64)).largest
     assert found == pytest.approx(0.7 + 0.3 / n, abs=1e-12)
     assert closeness(torch.ones(8, 8)).largest == pytest.approx(1 / 8)
+    for shape in ((4, 7), (7, 4)):
+        m = np.random.default_rng(0).normal(size=shape)
+        size = np.abs(m) / np.abs(m).sum(0)
+        size = size / size.sum(1, keepdims=True)
+        assert closeness(torch.from_numpy(m)).largest == pytest.approx(size.max(1).mean(), rel=1e-12)
 
 
 def test_rank_and_its_tolerance() -> None:

@@ -98,8 +98,9 @@ def test_001_c24_a_training_is_traced_from_its_start(
     other = nn.Sequential(first, nn.ReLU(), nn.Linear(20, 10))
     batch = digits[0]
     (found,) = stitches(
-        other, network, ("1", "3"), "affine", data=[batch], epochs=4, trace_every=1, rate=0.01, drops=False
-    )
+        other, network, ("1", "3"), "affine", data=[batch], test=digits[1:], epochs=4, trace_every=1, rate=0.01,
+        drops=False,
+    )  # fmt: skip
     traced = [record for record in found.history if "r2" in record]
     assert [record["step"] for record in traced] == [0, 1, 2, 3]
     a, b = (net[:n](batch[0]).detach().double().numpy() for net, n in ((other, 2), (network, 4)))
@@ -123,6 +124,18 @@ def test_sums_of_a_map_that_loses_directions() -> None:
     rows, sums = trace(b, fitted(a)), trace_sums(moments, fitted)
     assert sums["cca"] == pytest.approx(rows["cca"], rel=1e-6)
     assert sums["linear_cka_biased"] == pytest.approx(rows["linear_cka_biased"], rel=1e-6)
+
+
+def test_sums_have_no_value_where_a_mean_leaves_single_precision_no_room_for_the_features() -> None:
+    """As rows in single precision have none: beside 3e7 their differences are rounding."""
+    a, b = features()
+    moments = Moments()
+    moments.update(a, b)
+    matrix = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for far, known in ((1e3, True), (3e7, False)):
+        fitted = LinearMap(matrix, torch.tensor([far, 0, 0, 0], dtype=torch.float64))
+        values = trace_sums(moments, fitted)["cca"], trace(b.float(), fitted(a).float())["cca"]
+        assert values == pytest.approx((0.39963,) * 2, abs=1e-5) if known else np.isnan(values).all()
 
 
 def test_positions_are_rows_and_broken_stitches_have_no_value() -> None:

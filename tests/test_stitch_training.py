@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from torch.nn import functional as F
 
 import intertwine
 from intertwine.errors import InputError
+from intertwine.stitch import training
 from intertwine.stitch.families.birkhoff import Birkhoff
+from intertwine.stitch.fitting import Fitted, Results
+from intertwine.stitch.jobs import mapped
+from intertwine.stitch.linear_map import LinearMap
+from intertwine.stitch.scores import Scores
 from intertwine.stitch.settings import Settings, of_recipe
 from intertwine.stitch.statistics import Statistics
 from intertwine.stitch.targets import Targets
@@ -32,6 +38,9 @@ def network(seed: int, width: int = 8) -> nn.Sequential:
         if isinstance(layer, nn.BatchNorm2d):
             nn.init.uniform_(layer.running_mean, -0.2, 0.2)  # pyrefly: ignore
             nn.init.uniform_(layer.running_var, 0.5, 1.5)  # pyrefly: ignore
+            nn.init.uniform_(layer.weight, 0.5, 1.5)
+            nn.init.uniform_(layer.bias, -0.5, 0.5)
+            layer.eps = 1e-2
     return model.eval()
 
 
@@ -53,6 +62,7 @@ def test_D1_recipes_of_the_papers() -> None:
     )
     assert (group.optimizer, group.momentum, group.rate, group.norm, group.epochs) == ("sgd", 0.0, 1e-2, "adapt", 20)
     assert (full.rate, full.start) == (1e-3, "random")
+    assert [of_recipe("godfrey", name, {}).rate for name in ("relu:birkhoff", "softsort", "permutation")] == [1e-2] * 3
     assert (one.optimizer, one.rate, one.norm, one.targets, one.epochs, one.drops) == (
         "adam", 1e-3, "frozen", "soft", 30, True,
     )  # fmt: skip
@@ -100,6 +110,14 @@ def test_001_C05_hard_soft_and_both() -> None:
     )
 
 
+def test_answers_that_are_ignored_have_no_part_in_the_mean() -> None:
+    outputs, labels = torch.randn(2 * 6, 4), torch.tensor([0, -100, 3, -100, 1, 2])
+    found = Targets(["hard", "hard"], torch.device("cpu"))(outputs, labels, None)
+    kept = labels != -100
+    wanted = [-part[kept].log_softmax(-1).gather(1, labels[kept][:, None]).mean() for part in outputs.double().chunk(2)]
+    torch.testing.assert_close(found.double(), torch.stack(wanted), rtol=1e-5, atol=1e-6)
+
+
 def test_targets_that_are_no_classes_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"one class per answer of the back network, of 4 classes; found torch\.float32"
@@ -138,6 +156,25 @@ def test_collected_statistics_are_averages_over_batches() -> None:
     with statistics.applied("own"):
         found = model(data[0])
     torch.testing.assert_close(found, plain.eval()(data[0]))
+
+
+def test_stitches_side_by_side_collect_and_use_statistics_of_their_own() -> None:
+    model, x = network(0), batches(1)[0][0]
+    both = torch.cat([x, 3 * x + 1])
+    statistics = Statistics(model, copies=2)
+    with statistics.applied("collect"):
+        model(both)
+    with statistics.applied("own"):
+        found = model(both)
+    for number, part in enumerate(both.chunk(2)):
+        plain = copy.deepcopy(model).train()
+        for layer in plain.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.momentum = 1.0  # the last batch alone
+        plain(part)
+        torch.testing.assert_close(found.chunk(2)[number], plain.eval()(part))
+        with Statistics(model).load(statistics.of(number)).applied("own"):
+            torch.testing.assert_close(model(part), found.chunk(2)[number])
 
 
 def test_statistics_are_used_after_the_network_was_moved() -> None:
@@ -195,8 +232,10 @@ def test_stitches_together_are_as_each_alone(norm: str) -> None:
             optimizer=one.settings["optimizer"], **options,
         )  # fmt: skip
         torch.testing.assert_close(one.matrix, alone.matrix, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(one.model(data[0][0]), alone.model(data[0][0]), rtol=1e-3, atol=1e-4)
         assert one.accuracy == alone.accuracy
         assert len(one.history) == 3
+    assert not torch.allclose(found[0].matrix, found[1].matrix, atol=1e-2)  # of two seeds
 
 
 def test_training_lowers_the_loss_and_leaves_both_networks_alone() -> None:
@@ -224,7 +263,8 @@ def test_000_G34_the_kept_network_has_the_statistics_it_was_scored_with() -> Non
 
 
 def test_D21_last_and_best_epoch() -> None:
-    options: dict[str, Any] = {"data": batches(), "epochs": 6, "start": "random", "rate": 0.05, "score_every": 1}
+    options: dict[str, Any] = {"data": batches(), "epochs": 6, "start": "random", "rate": 0.3, "score_every": 1}
+    options["drops"] = False
     last = intertwine.stitch(network(0), network(1), "2", "linear", **options)
     best = intertwine.stitch(network(0), network(1), "2", "linear", select="best", **options)
     scored = [row["accuracy"] for row in last.history]
@@ -232,6 +272,18 @@ def test_D21_last_and_best_epoch() -> None:
     assert last.best is not None
     assert last.best.accuracy == max(scored)
     assert best.accuracy == max(scored)
+    epoch = scored.index(max(scored)) + 1
+    assert epoch < 6
+    alone = intertwine.stitch(network(0), network(1), "2", "linear", **options | {"epochs": epoch})
+    assert torch.equal(best.matrix, alone.matrix)  # the map of that epoch, not of a later one
+
+
+def test_of_equally_good_epochs_the_first_is_the_best() -> None:
+    results = Results()
+    for number, right in enumerate((1, 3, 3, 2)):
+        score = Scores(4, right / 4, 1.0, 1.0, right, 4 - right, 0, 0)
+        results.take({0: Fitted(LinearMap(torch.full((1, 1), float(number))), score, None)})
+    assert (float(results.best[0].map.matrix), float(results.last[0].map.matrix)) == (1.0, 3.0)
 
 
 def test_divergence_is_recorded_with_what_was_kept() -> None:
@@ -251,10 +303,224 @@ def test_divergence_is_recorded_with_what_was_kept() -> None:
     assert found[0].diverged is not None
     assert found[0].diverged.startswith("in epoch 1 its loss ")
     assert found[0].diverged.endswith("(rate 1e+30); the map of epoch 0 was kept")
-    assert found[0].matrix.isfinite().all()
+    direct = intertwine.stitch(a, b, "2", "linear", "direct", data=data)
+    torch.testing.assert_close(found[0].matrix, direct.matrix.float())
+    assert found[0].history == ()
+    assert len(found[1].history) == 4
     alone = intertwine.stitch(a, b, "2", "linear", data=data, epochs=4, optimizer="sgd", rate=1e-2, drops=False)
     assert found[1].diverged is None
     torch.testing.assert_close(found[1].matrix, alone.matrix, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_is_finite_and_far_too_large_is_a_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "EXPLODED", 1e-3)
+    found = intertwine.stitch(network(0), network(1), "2", "linear", data=batches(1), epochs=2)
+    assert found.diverged is not None
+    assert found.diverged.startswith("in epoch 1 its loss grew to 1e+00 (rate 0.001)")
+
+
+def test_a_last_step_that_leaves_no_numbers_is_a_divergence() -> None:
+    """The loss of the epoch is finite still: it was taken before the step."""
+    found = intertwine.stitch(
+        network(0), network(1), "2", "linear", data=batches(1), epochs=1, optimizer="sgd", start="identity", rate=1e38,
+        decay=1e5,
+    )  # fmt: skip
+    assert found.diverged is not None
+    assert found.diverged.startswith("in epoch 1 its loss was no number any more")
+    assert torch.equal(found.matrix, torch.eye(8))
+
+
+class Spoiled:
+    """Batches that hold no numbers any more from an epoch on; it remembers which epochs it was told."""
+
+    def __init__(self, data: list[tuple[Tensor, Tensor]], last: int) -> None:
+        self.data, self.last, self.told = data, last, [0]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        spoiled = self.told[-1] > self.last
+        return iter([(x * float("nan") if spoiled else x, y) for x, y in self.data])
+
+
+def test_what_is_kept_is_the_map_of_the_last_epoch_before_the_divergence(tmp_path: Path) -> None:
+    a, b, data = network(0), network(1), batches()
+    options: dict[str, Any] = {"at": "2", "direct_data": data, "test": data, "rate": 0.01, "drops": False}
+    wanted = intertwine.stitches(a, b, data=data, epochs=2, **options)[0]
+    spoiled = Spoiled(data, last=1)
+    found = intertwine.stitches(a, b, data=spoiled, epochs=5, **options)[0]
+    assert spoiled.told[1:] == [0, 1, 2, 3, 4]
+    assert found.diverged is not None
+    assert found.diverged.endswith("the map of epoch 2 was kept")
+    assert torch.equal(found.matrix, wanted.matrix)
+    assert [row["epoch"] for row in found.history] == [1, 2]
+
+    def stop(doing: str, part: float) -> None:
+        if "epoch 5" in doing:
+            raise Killed
+
+    with pytest.raises(Killed):
+        intertwine.stitches(a, b, data=Spoiled(data, last=1), epochs=5, out=tmp_path, progress=stop, **options)
+    again = intertwine.stitches(a, b, data=Spoiled(data, last=1), epochs=5, out=tmp_path, **options)[0]
+    assert again.diverged == found.diverged
+    assert torch.equal(again.matrix, found.matrix)
+
+
+# -- each step by hand ------------------------------------------------------------------------------------------------
+
+
+def similarity(x: Tensor, y: Tensor) -> Tensor:
+    """Biased linear CKA by Gram matrices, as printed."""
+    k, m = (z @ z.T for z in (x, y))
+    k, m = (z - z.mean(0) - z.mean(1, keepdim=True) + z.mean() for z in (k, m))
+    return (k * m).sum() / ((k * k).sum() * (m * m).sum()).sqrt()
+
+
+def nearest_rotation(matrix: Tensor) -> Tensor:
+    u, _, v = torch.linalg.svd(matrix)
+    return u @ v
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("linear", {}),
+        ("linear", {"norm": "adapt"}),
+        ("linear", {"targets": "soft", "drops": True, "rate": 5.0}),
+        ("linear", {"targets": "both", "momentum": 0.9}),
+        ("affine", {"decay": 0.3}),
+        ("linear", {"cka": 2.0}),
+        ("sparse:0.05", {}),
+        ("orthogonal", {"rate": 1.0}),
+    ],
+)
+def test_every_step_is_the_one_written_out(family: str, options: dict[str, Any]) -> None:
+    """Three epochs of SGD from the identity, in double precision, with the halves joined by hand."""
+    data = [(x.double(), y) for x, y in batches(2)]
+    a, b = network(0).double(), network(1).double()
+    how: dict[str, Any] = {"rate": 0.5, "drops": False, "momentum": 0.0, "decay": 0.0, "targets": "hard", "cka": 0.0}
+    how |= options
+    found = intertwine.stitch(a, b, "2", family, data=data, epochs=3, optimizer="sgd", start="identity", **how)
+    adapts = how.get("norm") == "adapt"
+    front, back, tail = (copy.deepcopy(part) for part in (a[:3], b[:3], b[3:]))
+    for part in (front, tail):
+        part.train(adapts)
+    own = copy.deepcopy(b)
+    matrix, bias = torch.eye(8).double().requires_grad_(), torch.zeros(8).double().requires_grad_()
+    memory = torch.zeros(8, 8).double()
+    losses = []
+    for epoch in range(3):
+        rate, total = how["rate"] * (0.1**epoch if how["drops"] else 1), 0.0
+        for x, y in data:
+            moved = torch.einsum("oc,nchw->nohw", matrix, front(x).detach()) + bias[:, None, None]
+            logits = tail(moved)
+            hard = F.cross_entropy(logits, y)
+            soft = -(own(x).detach().softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+            loss = {"hard": hard, "soft": soft, "both": (hard + soft) / 2}[how["targets"]]
+            total += loss.item() / len(data)
+            if how["cka"]:
+                rows = (z.movedim(1, -1).flatten(0, 2) for z in (moved, back(x).detach()))
+                loss = loss + how["cka"] * similarity(*rows)
+            if family == "sparse:0.05":
+                loss = loss + 0.05 * matrix.abs().sum()
+            slopes = torch.autograd.grad(loss, (matrix, bias))
+            memory = how["momentum"] * memory + slopes[0] + how["decay"] * matrix.detach()
+            new = matrix.detach() - rate * memory
+            matrix = (nearest_rotation(new) if family == "orthogonal" else new).requires_grad_()
+            if family == "affine":
+                bias = (bias.detach() - rate * slopes[1]).requires_grad_()
+        losses.append(total)
+    kept = matrix.detach()
+    kept = torch.where(kept.abs() > 1e-3, kept, 0.0) if family == "sparse:0.05" else kept
+    torch.testing.assert_close(found.matrix, kept, rtol=1e-4, atol=1e-4)
+    assert [row["loss"] for row in found.history] == pytest.approx(losses, rel=1e-4)
+    if family == "affine":
+        torch.testing.assert_close(found.map.bias, bias.detach(), rtol=1e-4, atol=1e-4)
+    assert float((kept - torch.eye(8)).abs().max()) > 0.02
+
+
+def test_data_for_training_for_direct_fits_and_for_scores_are_kept_apart() -> None:
+    a, b = network(0).double(), network(1).double()
+    train, still, test = ([(x.double() + seed, y) for x, y in batches(2, seed=seed)] for seed in range(3))
+    found = intertwine.stitches(
+        a, b, ["2", "5"], "affine", data=train, direct_data=still, test=test, fit="direct", norm="adapt"
+    )
+    x, y = (torch.cat(side) for side in zip(*test, strict=True))
+    with torch.no_grad():
+        for one, n in zip(found, (3, 6), strict=True):
+            rows, wanted = (
+                torch.cat([net[:n](z).movedim(1, -1).flatten(0, 2) for z, _ in still]) for net in (a, b)
+            )  # the direct fit is by the networks as they are
+            design = torch.cat([rows, torch.ones(len(rows), 1).double()], 1)
+            oracle = torch.linalg.lstsq(design, wanted).solution
+            torch.testing.assert_close(one.matrix, oracle[:-1].T, rtol=1e-5, atol=1e-6)
+            front, tail = copy.deepcopy(a[:n]).train(), copy.deepcopy(b[n:]).train()
+            middle = nn.Conv2d(8, 8, 1).double()
+            middle.weight.copy_(oracle[:-1].T[:, :, None, None])
+            assert middle.bias is not None
+            middle.bias.copy_(oracle[-1])
+            joined = nn.Sequential(front, middle, tail)
+            for layer in joined.modules():
+                if isinstance(layer, nn.BatchNorm2d):
+                    layer.reset_running_stats()
+                    layer.momentum = None
+            for z, _ in still:
+                joined(z)
+            logits = joined.eval()(x)
+            torch.testing.assert_close(one.model(x), logits, rtol=1e-4, atol=1e-5)
+            assert one.accuracy == pytest.approx(float((logits.argmax(-1) == y).double().mean()))
+            soft = -(b(x).softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+            assert one.cross_entropy == pytest.approx(float(soft), rel=1e-4)
+        right = [float((net(x).argmax(-1) == y).double().mean()) for net in (a, b)]
+    assert right[0] != right[1]
+    assert (found[0].front_accuracy, found[0].back_accuracy) == pytest.approx(tuple(right))
+    assert found[0].scores.back_accuracy == pytest.approx(right[1])
+
+
+def test_scoring_after_every_epoch_changes_nothing_at_the_end() -> None:
+    """Statistics are averaged anew each time."""
+    often, once = (
+        intertwine.stitch(network(0), network(1), "2", "linear", data=batches(), epochs=3, norm="adapt", score_every=n)
+        for n in (1, 0)
+    )
+    x = batches()[0][0]
+    assert torch.equal(often.matrix, once.matrix)
+    torch.testing.assert_close(often.model(x), once.model(x))
+
+
+def test_families_hear_how_much_of_the_training_is_behind() -> None:
+    scales = [
+        intertwine.stitch(
+            network(0), network(1), "2", Birkhoff(head_start=share), data=batches(), epochs=2, start="identity",
+            rate=0.01,
+        ).matrix.sum(1)
+        for share in (0.5, 1.0)
+    ]  # fmt: skip
+    assert not torch.equal(scales[0], torch.ones(8))
+    assert torch.equal(scales[1], torch.ones(8))
+
+
+def test_maps_with_and_without_bias_pass_in_one_product() -> None:
+    rows = torch.randn(3, 5, 4)
+    first, second, bias = torch.randn(2, 4), torch.randn(2, 4), torch.randn(2)
+    found = mapped(rows, [LinearMap(first), LinearMap(second, bias)])
+    assert found.shape == (6, 5, 2)
+    torch.testing.assert_close(found[:3], rows @ first.T)
+    torch.testing.assert_close(found[3:], rows @ second.T + bias)
+
+
+def test_half_precision_is_near_to_single_precision_and_not_the_same() -> None:
+    half, single = (
+        intertwine.stitch(network(0), network(1), "2", "linear", data=batches(), epochs=2, precision=precision)
+        for precision in ("bfloat16", "float32")
+    )
+    losses = [[row["loss"] for row in one.history] for one in (half, single)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] != losses[1]
 
 
 # -- taking up again --------------------------------------------------------------------------------------------------
@@ -319,6 +585,26 @@ def test_a_folder_of_another_plan_is_refused(tmp_path: Path) -> None:
         intertwine.stitches(a, b, "2", data=data, epochs=2, out=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"front": 2}, "front"), ({"back": 2}, "back"), ({"at": "5"}, "cuts"), ({"seeds": (3,)}, "jobs"),
+        ({"families": "affine"}, "jobs"), ({"rate": 0.5}, "settings"),
+    ],
+)  # fmt: skip
+def test_a_plan_is_the_networks_the_places_the_jobs_and_the_settings(
+    tmp_path: Path, changes: dict[str, Any], what: str
+) -> None:
+    def run(front: int = 0, back: int = 1, **options: Any) -> None:
+        given: dict[str, Any] = {"at": "2", "families": "linear", "seeds": (0,)} | options
+        intertwine.stitches(network(front), network(back), data=batches(1), epochs=1, out=tmp_path, **given)
+
+    run()
+    run()  # the same again goes on from what is there
+    with pytest.raises(InputError, match=rf"which differs in {what}\. Give another folder"):
+        run(**changes)
+
+
 def test_progress_runs_from_0_to_1() -> None:
     parts: list[float] = []
     intertwine.stitches(
@@ -351,6 +637,10 @@ def test_001_C24_similarities_are_traced_while_training() -> None:
     assert [row["step"] for row in steps] == [0, 2, 4, 6]
     assert {"linear_cka", "r2", "cca"} <= set(steps[0])
     assert steps[0]["r2"] != steps[-1]["r2"]
+    own = intertwine.stitches(
+        network(0), network(0), ["2", "5"], data=batches(1), epochs=1, start="identity", trace_every=1
+    )
+    assert [one.history[0]["r2"] for one in own] == pytest.approx([1.0, 1.0])  # each at its own cut
 
 
 def test_001_C25_a_penalty_on_cka_lowers_it() -> None:

@@ -34,8 +34,15 @@ if TYPE_CHECKING:
     from intertwine.errors import MismatchError as MismatchError
     from intertwine.errors import RuleError as RuleError
     from intertwine.features.features import features as features
+    from intertwine.fold.activations import fold_activations as fold_activations
+    from intertwine.fold.budget import fold_to as fold_to
     from intertwine.fold.complexity import complexity as complexity
     from intertwine.fold.fold import fold as fold
+    from intertwine.fold.heatmaps import distance_maps as distance_maps
+    from intertwine.fold.kmeans import fold_kmeans as fold_kmeans
+    from intertwine.fold.pruning import prune as prune
+    from intertwine.fold.swaps import swap_barrier as swap_barrier
+    from intertwine.fold.variances import repair_variances as repair_variances
     from intertwine.graph.registry import rule as rule
     from intertwine.inspect.dissect import dissect as dissect
     from intertwine.inspect.guided import guided_backprop as guided_backprop
@@ -77,7 +84,14 @@ _HOMES = {
     "merge": "connect.merging",
     "features": "features.features",
     "complexity": "fold.complexity",
+    "distance_maps": "fold.heatmaps",
     "fold": "fold.fold",
+    "fold_activations": "fold.activations",
+    "fold_kmeans": "fold.kmeans",
+    "fold_to": "fold.budget",
+    "prune": "fold.pruning",
+    "repair_variances": "fold.variances",
+    "swap_barrier": "fold.swaps",
     "rule": "graph.registry",
     "dissect": "inspect.dissect",
     "guided_backprop": "inspect.guided",

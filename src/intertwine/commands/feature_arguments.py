@@ -11,10 +11,49 @@ from intertwine.fold.options import CHOICES
 def add_fold(command: ArgumentParser) -> None:
     """Arguments of `fold`."""
     command.description = (
-        "Merge the features of a network that are nearly the same, without training; the result is a smaller network "
-        "of the same kind. With --data, both are scored on test images." + ZOO
+        "Merge the features of a network that are nearly the same, or take out those that others can express, without "
+        "training; the result is a smaller network of the same kind. Say how much: by --beta, by --parameters, by "
+        "--floor or by --widths. With --data, both networks are scored on test images." + ZOO
     )
     add_model(command)
+    command.add_argument(
+        "--parameters",
+        metavar="SHARE|NUMBER",
+        type=float,
+        help="fold to so many parameters, each layer as far as costs least: a share below 1, or a number",
+    )
+    command.add_argument(
+        "--floor",
+        metavar="ACCURACY",
+        type=float,
+        help="fold as far as this accuracy allows, such as 0.9. It is measured on half of the training images that "
+        "--samples allows, never on test images; a network that has learnt them does better on them than on new ones",
+    )
+    command.add_argument(
+        "--how",
+        choices=("absorb", "merge"),
+        help="with --parameters or --floor: take out features that others can express, which changes the layers that "
+        "read them (absorb, the default), or merge pairs, each layer with a beta of its own (merge)",
+    )
+    command.add_argument(
+        "--with-data",
+        action="store_const",
+        const=True,
+        help="let absorb look at training images, without labels, instead of random ones; so it does in any case with "
+        "--floor and --reset together",
+    )
+    command.add_argument(
+        "--method",
+        choices=("iterative", "kmeans", "activations"),
+        help="how features are put together: the nearest two again and again (iterative, the default), in clusters of "
+        "rows (kmeans, needs --widths), or by what they give on training images (activations, --beta or --widths)",
+    )
+    command.add_argument(
+        "--widths",
+        metavar="SHARE",
+        action="append",
+        help="the share of its features that every layer keeps; LAYER=NUMBER for one layer, repeated for several",
+    )
     command.add_argument(
         "--beta",
         metavar="B",
@@ -25,7 +64,8 @@ def add_fold(command: ArgumentParser) -> None:
     words = {
         "schedule": "one layer after the other, or one merge per layer and sweep",
         "terms": "distances look at incoming weights, or at outgoing ones too",
-        "rows": "merged features are compared by their mean, or by their sum as printed",
+        "rows": "features are compared by what a merge changes in the layers behind; or by rows, those of a group by "
+        "their mean, with larger groups farther apart (ward) or not (mean); or by sums of rows as printed",
         "maximum": "the largest distance is that of the start, or measured again at every step",
         "norm": "BatchNorm is taken into the layer before it, which is exact, or summed as the paper's code does",
     }
@@ -43,7 +83,7 @@ def add_fold(command: ArgumentParser) -> None:
     command.add_argument(
         "--max-ratio", metavar="R", type=float, help="the largest share of a layer's features that may go"
     )
-    add_data(command, "test images to score on, and at most so many training images for --reset")
+    add_data(command, "test images to score on, and at most so many training images for what looks at those")
     command.add_argument(
         "--reset",
         action="store_true",

@@ -10,27 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from intertwine.commands import show
+from intertwine.commands.fold_ways import Folded, way_of
 from intertwine.commands.networks import Images, load_networks, need_data, read_images
 from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import save_picture
+from intertwine.commands.progress import progress, within
 from intertwine.connect.merged import scored
 from intertwine.connect.statistics import batch_norms, reset_statistics
 from intertwine.errors import InputError
-from intertwine.fold.complexity import Complexity, complexity
+from intertwine.fold.complexity import Complexity
 from intertwine.fold.costs import Change
-from intertwine.fold.fold import fold
 from intertwine.fold.folded import Fold
-from intertwine.fold.options import CHOICES, PAPER_CODE, PRINTED, Beta, Options
 from intertwine.fold.sites import RULES
 from intertwine.models import Loaded
 from intertwine.models.folded import save_folded
 
-PRESETS: Mapping[str | None, Mapping[str, Any]] = {None: {}, "printed": PRINTED, "paper-code": PAPER_CODE}
 #: The picture in --out.
 PICTURE = "complexity.svg"
 #: Layers that are not folded up to which each is told; --json and --out have all.
@@ -39,105 +37,82 @@ MOST = 8
 
 @dataclass(frozen=True)
 class Told:
-    """Everything there is to say about one folding. `scores`: name of the network → share of right answers, or None."""
+    """Everything there is to say about one folding.
+
+    `features`: None where features were absorbed, which says nothing about which are the same. `scores`: name of the
+    network → share of right answers, or None. `held_out`: see `Folded`.
+    """
 
     loaded: Loaded
     settings: Mapping[str, Any]
     folded: Fold
-    features: Complexity
+    features: Complexity | None
     latency: Change
     scores: Mapping[str, float | None]
     images: Images | None
+    held_out: Mapping[str, float | int | None] | None
 
     def about(self) -> dict[str, Any]:
         """All but what `Fold.to_dict` says, as plain data."""
         return {
             "model": self.loaded.name, "inputs": list(self.loaded.inputs), "options": dict(self.settings),
-            "latency": self.latency.to_dict(), "complexity": self.features.to_dict(),
+            "latency": self.latency.to_dict(), "complexity": None if self.features is None else self.features.to_dict(),
             "dataset": None if self.images is None else self.images.name, "accuracy": dict(self.scores),
+            "held_out": None if self.held_out is None else dict(self.held_out),
         }  # fmt: skip
 
 
 def run(options: Namespace) -> int:
     """Carry out the command."""
-    settings = _settings(options)
     if options.reset and options.data is None:
         need_data("--reset measures BatchNorm statistics on data")
-    with held(options.out), Console(stderr=True).status(f"building {options.model}") as status:
+    way = way_of(options)
+    with held(options.out), progress(f"building {options.model}") as tell:
         images = read_images(options, [options.model])
         (loaded,) = load_networks([options.model], [options.weights], options.input, images)
         if options.reset and not batch_norms(loaded.model):
             raise InputError(
                 f"--reset was given, but {loaded.name} has no BatchNorm with running statistics. Leave it out."
             )
-        status.update("folding")
-        folded = _folded(loaded, settings)
-        status.update("counting different features")
-        plain = {name: value for name, value in settings.items() if name != "max_ratio"}
-        features = complexity(loaded.model, *loaded.args, **plain, **loaded.kwargs)
-        status.update("timing and scoring")
-        scores, folded = _scores(options, loaded, folded, images)
-        told = Told(loaded, settings, folded, features, folded.latency(), scores, images)
+        tell("folding", 0.1)
+        found = way(loaded, images, within(tell, 0.1, 0.8))
+        tell("counting different features", 0.8)
+        features = _features(found.fold, way.settings)
+        tell("timing and scoring", 0.9)
+        scores, folded = _scores(options, loaded, found, images)
+        told = Told(loaded, way.settings, folded, features, folded.latency(), scores, images, found.held_out)
         wrote = _write(options, told) if options.out else []
     if options.json:
-        found = told.about() | folded.to_dict() | {"out": options.out}
-        sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
+        account = told.about() | folded.to_dict() | {"out": options.out}
+        sys.stdout.write(json.dumps(account, allow_nan=False) + "\n")
     else:
         files = [Text("\n").join(Text(f"wrote {path}") for path in wrote)] if wrote else []
         show.terminal().print(show.spaced(*_shown(told), *files))
     return 0
 
 
-def _folded(loaded: Loaded, settings: Mapping[str, Any]) -> Fold:
-    """The one place that decides how much is merged: so far by beta."""
-    return fold(loaded.model, *loaded.args, **settings, **loaded.kwargs)
+def _features(folded: Fold, settings: Mapping[str, Any]) -> Complexity | None:
+    """How many features are different, by what was merged."""
+    if "absorbed" in folded.rules.values():
+        return None
+    found = Complexity.of(folded, norm=settings.get("norm", "fold"))
+    return replace(found, beta=settings.get("beta", found.beta))
 
 
 def _scores(
-    options: Namespace, loaded: Loaded, folded: Fold, images: Images | None
+    options: Namespace, loaded: Loaded, found: Folded, images: Images | None
 ) -> tuple[dict[str, float | None], Fold]:
     """Accuracies, and the fold whose network is to be kept."""
-    networks = {"before": loaded.model, "after": folded.model}
+    folded = found.fold
     if images is None:
         return {}, folded
-    if options.reset:
-        folded = replace(folded, model=reset_statistics(folded.model, images.train).eval())
-        networks["after, statistics reset"] = folded.model
-    found = [scored({name: network}, images.test, None)[0] for name, network in networks.items()]
-    return {score.name: None if score.error is None else 1 - score.error for score in found}, folded
-
-
-# -- what was asked ----------------------------------------------------------------------------------------------------
-
-
-def _settings(options: Namespace) -> dict[str, Any]:
-    """The options of `fold`: those of the preset, and over them those that were written; refused at once if wrong."""
-    names = (*CHOICES, "bias", "max_ratio")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    settings: dict[str, Any] = {"beta": _beta(options.beta or ["0.1"]), **PRESETS[options.preset], **given}
-    Options(**settings)
-    return settings
-
-
-def _beta(texts: list[str]) -> Beta:
-    """`0.1`, or `conv1=0.2` once for every layer.
-
-    >>> _beta(["0.2"]), _beta(["conv1=0.2", "conv2=0.1"])
-    (0.2, {'conv1': 0.2, 'conv2': 0.1})
-    """
-    pairs = [text.rpartition("=")[::2] for text in texts]
-    try:
-        betas = {name: float(number) for name, number in pairs}
-    except ValueError as error:
-        raise InputError(
-            f"--beta {' '.join(texts)} was asked for. Write a number such as 0.1, or LAYER=NUMBER for one layer."
-        ) from error
-    if len(betas) < len(texts) or ("" in betas and len(betas) > 1):
-        raise InputError(
-            f"--beta was given {len(texts)} times ({' '.join(texts)}). Give one number for all layers, or LAYER=NUMBER "
-            "once for each."
-        )
-    return betas.get("", betas)
+    reset = "after, statistics reset"
+    networks = {"before": loaded.model, reset if found.reset else "after": folded.model}
+    if options.reset and not found.reset:
+        folded = replace(folded, model=reset_statistics(folded.model, found.seen).eval())
+        networks[reset] = folded.model
+    results = [scored({name: network}, images.test, None)[0] for name, network in networks.items()]
+    return {score.name: None if score.error is None else 1 - score.error for score in results}, folded
 
 
 # -- what is written ---------------------------------------------------------------------------------------------------
@@ -148,7 +123,7 @@ def _write(options: Namespace, told: Told) -> list[Path]:
     folder = Path(options.out)
     inputs = options.input or ([] if told.images is None else ["x".join(map(str, (1, *told.images.shape)))])
     files = list(save_folded(folder, told.folded, options.model, inputs, told.about()))
-    if told.features.layers:
+    if told.features is not None and told.features.layers:
         save_picture(told.features.plot(), str(folder / PICTURE))
         files.append(folder / PICTURE)
     return files
@@ -177,11 +152,18 @@ def _costs(told: Told) -> Table:
     times = told.latency
     table.add_row("time of a forward", f"{_ms(times.before)}", f"{_ms(times.after)}", f"{times.share:.1%}")
     if told.images is not None:
-        before, *after = ("–" if share is None else f"{share:.2%}" for share in told.scores.values())
+        before, *after = map(_percent, told.scores.values())
         for name, share in zip([*told.scores][1:], after, strict=True):
             reset = name.removeprefix("after")
             table.add_row(f"accuracy on {told.images.name}{reset}", before, share, "")
+    if told.held_out is not None:
+        count, *shares = told.held_out.values()
+        table.add_row(f"accuracy on {count} training images set apart", *map(_percent, shares), "")
     return table
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.2%}"
 
 
 def _ms(seconds: float) -> str:
@@ -191,12 +173,14 @@ def _ms(seconds: float) -> str:
 def _layers(told: Told) -> Table:
     """One line per layer that can be folded."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("layer", "features", "dead", "left", "merged by"):
-        table.add_column(name, justify="left" if name in ("layer", "merged by") else "right")
-    dead = {layer.name: layer.dead for layer in told.features.layers}
+    dead = None if told.features is None else {layer.name: str(layer.dead) for layer in told.features.layers}
+    betas = told.folded.betas
+    heads = ("layer", "features", *(["dead"] if dead else []), "left", *(["beta"] if betas else []), "how")
+    for name in heads:
+        table.add_column(name, justify="left" if name in ("layer", "how") else "right")
     for name, width in told.folded.widths.items():
-        rule = RULES[told.folded.rules[name]]
-        table.add_row(name, str(width.before), str(dead[name]), str(width.after), rule)
+        cells = [name, str(width.before), *([dead[name]] if dead else []), str(width.after)]
+        table.add_row(*cells, *([f"{betas[name]:.3g}"] if betas else []), RULES[told.folded.rules[name]])
     return table
 
 

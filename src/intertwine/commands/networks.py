@@ -66,6 +66,16 @@ def read_images(options: Namespace, names: Sequence[str]) -> Images | None:
     return Images(data.name, data.shape, *(_even(few, part, options.batch) for part in ("train", "test")))
 
 
+def set_apart(images: Images) -> tuple[Batches, Batches]:
+    """The training images in two parts that share none: those to look at, and as many to choose by. No test image."""
+    data, most = images.train.dataset, images.train.size
+    even, odd = ((data.images[k::2], data.labels[k::2]) for k in (0, 1))
+    if not len(odd[1]):
+        raise InputError(f"One training image of {data.name} cannot be set apart from itself. Allow more by --samples.")
+    parts = Dataset.of(data.name, even, odd, data.mean, data.std, data.classes)
+    return _even(parts, "train", most), _even(parts, "test", most)
+
+
 def need_data(what: str) -> NoReturn:
     """Refuse what cannot be done without images."""
     raise InputError(f"{what}, and no data was given. Add --data NAME, such as --data digits.")

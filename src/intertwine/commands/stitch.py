@@ -8,9 +8,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 from safetensors.torch import save_file
@@ -20,6 +17,7 @@ from intertwine.commands.inspect import writing
 from intertwine.commands.networks import Images, load_networks, read_images
 from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import save_picture
+from intertwine.commands.progress import progress
 from intertwine.commands.words import option, seeds
 from intertwine.errors import InputError
 from intertwine.stitch.collection import Stitches
@@ -56,18 +54,16 @@ def _fitted(options: Namespace, given: dict[str, Any]) -> tuple[dict[str, Any], 
     """What was stitched into what, and the stitches."""
     places, device = [_place(text) for text in options.at.split(",")], find_device(options.device)
     names = (options.first, options.second)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading the data", total=1.0)
+    with progress("reading the data") as tell:
         images = read_images(options, names)
         assert images is not None  # the parser asks for --data
-        bar.update(task, description="building the networks")
+        tell("building the networks", 0.0)
         front, back = load_networks(names, (options.weights, options.weights_b), options.input, images)
         found = stitches(
             front.model.to(device), back.model.to(device), places, options.family.split(","), data=_shuffled(images),
             test=images.test, fit=("direct", "task") if options.fit == "both" else options.fit, recipe=options.recipe,
             seeds=seeds(options.seeds), skip=options.skip, out=Path(options.out) / STATE if options.out else None,
-            progress=lambda doing, part: bar.update(task, description=doing, completed=part), **given,
+            progress=tell, **given,
         )  # fmt: skip
     head = {"front": front.name, "back": back.name, "dataset": images.name, "samples": found[0].scores.samples}
     return head | {"front_accuracy": found[0].front_accuracy, "back_accuracy": found[0].back_accuracy}, found

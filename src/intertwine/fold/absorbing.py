@@ -38,18 +38,22 @@ class Read:
     @property
     def used(self) -> Float[Tensor, "used used"]:
         """The moments of the features, and of the constant if it can be used; a ridge on the features."""
-        size = len(self.gram) + self.shift
-        moments = self.moments[:size, :size].clone()
-        diagonal = moments.diagonal()[: len(self.gram)]
-        diagonal += RIDGE * diagonal + 1e-9 * diagonal.max().clamp(min=1e-30)
+        n = len(self.gram)
+        moments = self.moments[: n + self.shift, : n + self.shift].clone()
+        spread = self._about().diagonal()
+        moments.diagonal()[:n] += RIDGE * spread + 1e-9 * spread.max().clamp(min=1e-30)
         return moments
+
+    def _about(self) -> Float[Tensor, "features features"]:
+        """Second moments of the features; about their means where a constant can be added."""
+        n = len(self.gram)
+        mean = self.moments[:n, n] if self.shift else torch.zeros(n, dtype=torch.float64)
+        return self.moments[:n, :n] - torch.outer(mean, mean)
 
     @property
     def energy(self) -> float:
         """The mean square of what the reader gives; about its mean where a constant can be added to it."""
-        n = len(self.gram)
-        mean = self.moments[:n, n] if self.shift else torch.zeros(n, dtype=torch.float64)
-        return float(((self.moments[:n, :n] - torch.outer(mean, mean)) * self.gram).sum())
+        return float((self._about() * self.gram).sum())
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def nearest(gram: Array, limit: Limit) -> list[list[int]]:
     """
     groups = [[i] for i in range(len(gram))]
     alive = np.ones(len(gram), bool)
-    distances = Distances({"mean": gram.copy()}, np.ones(len(gram)), alive, per_count=False)
+    distances = Distances({"mean": gram.copy()}, np.ones(len(gram)), alive, rows="ward")
     enough = max(limit.beta * distances.largest, distances.rounding)
     while alive.sum() > limit.width and distances.smallest <= enough:
         m, n = distances.pair()

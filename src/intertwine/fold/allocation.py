@@ -69,7 +69,7 @@ class Size:
 
 
 def allocate(
-    costs: Mapping[int, Sequence[float]], size: Size, parameters: float, least: Mapping[int, int] | None = None
+    costs: Mapping[int, Sequence[float]], size: Size, parameters: float | int, least: Mapping[int, int] | None = None
 ) -> dict[int, int]:
     """Widths with which the network has no more than so many parameters.
 

@@ -81,7 +81,7 @@ def fold_to(
     plan = _absorbing(prepared, data) if how == "absorb" else MergingTo(prepared)
     size = Size(model, prepared.symmetry)
 
-    def folded(most: float) -> Fold:
+    def folded(most: float | int) -> Fold:
         found = plan.built(allocate(plan.costs, size, most))
         return replace(found, model=reset_statistics(found.model, data)) if statistics == "reset" else found
 

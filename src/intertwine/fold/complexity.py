@@ -5,6 +5,7 @@ Two features near zero are near each other, so dead features look like equivalen
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,12 @@ from torch import nn
 
 from intertwine.errors import InputError
 from intertwine.features.pictures import new_figure
+from intertwine.fold.effects import lengths
 from intertwine.fold.fold import merged
-from intertwine.fold.merging import Merging, slices
+from intertwine.fold.folded import Fold
 from intertwine.fold.options import Beta, Options
 from intertwine.fold.prepared import prepare
 from intertwine.fold.sites import Foldable, Skipped
-from intertwine.shapes import Float
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,11 +51,43 @@ class LayerComplexity:
 
 @dataclass(frozen=True)
 class Complexity:
-    """The feature complexity of every layer. See `complexity`."""
+    """The feature complexity of every layer. See `complexity`. `beta` is None where it is not known."""
 
     layers: tuple[LayerComplexity, ...]
     skipped: tuple[Skipped, ...]
-    beta: Beta
+    beta: Beta | None
+
+    @classmethod
+    def of(cls, folded: Fold, *, norm: str = "fold", dead: float = DEAD) -> Complexity:
+        """The complexity that a folding shows; nothing is merged again.
+
+        Args:
+            folded: what `fold`, or another way of merging features, gave. norm: the one that it was given.
+            dead: as for `complexity`.
+
+        Raises:
+            InputError: features were absorbed or removed, so that the groups do not say which are equivalent.
+
+        Example:
+            >>> import torch
+            >>> from intertwine.fold.complexity import Complexity
+            >>> from intertwine.fold.fold import fold_groups
+            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            >>> print(Complexity.of(fold_groups(model, torch.zeros(1, 3), groups={"0": [(1, 4, 6)]})))
+            layer  width  classes  equivalent  dead
+            0          8        6           2     0
+        """
+        wires = prepare(folded._original, folded._example, norm).wires
+        unmerged = set(folded.rules.values()) - {"sum", "mean"} or any(
+            sum(map(len, folded.groups[wire.name])) < wire.size for wire in wires
+        )
+        if unmerged:
+            raise InputError(
+                "The complexity of a folding was asked for, but features were absorbed or removed in it, not merged "
+                "with others like them. Take one that merges: fold, fold_kmeans, or fold_to with how='merge'."
+            )
+        layers = [_layer(wire, folded.groups[wire.name], dead_features(wire, dead)) for wire in wires]
+        return cls(tuple(layers), folded.skipped, dict(folded.betas) or None)
 
     def __getitem__(self, name: str) -> LayerComplexity:
         for layer in self.layers:
@@ -63,14 +96,14 @@ class Complexity:
         raise InputError(f"There is no layer {name!r} here. There are: {', '.join(x.name for x in self.layers)}.")
 
     def to_dict(self) -> dict[str, Any]:
-        beta = self.beta if isinstance(self.beta, float) else dict(self.beta)
+        beta = dict(self.beta) if isinstance(self.beta, Mapping) else self.beta
         skipped = [{"what": s.what, "reason": s.reason} for s in self.skipped]
         return {"beta": beta, "layers": [asdict(x) | {"share": x.share} for x in self.layers], "skipped": skipped}
 
     def __repr__(self) -> str:
         if not self.layers:
             return f"Complexity(no layer to measure; {len(self.skipped)} skipped)"
-        long = max(len(x.name) for x in self.layers)
+        long = max(len(name) for name in ("layer", *(x.name for x in self.layers)))
         lines = [f"{'layer':<{long}}  width  classes  equivalent  dead"]
         lines += [
             f"{x.name:<{long}}  {x.width:>5}  {x.classes:>7}  {x.equivalent:>10}  {x.dead:>4}" for x in self.layers
@@ -89,7 +122,8 @@ class Complexity:
             bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
         axes.set_ylabel("share of features" if relative else "features")
         axes.tick_params(axis="x", rotation=90)
-        axes.legend()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
         return figure
 
 
@@ -100,7 +134,7 @@ def complexity(
     schedule: str = "layerwise",
     terms: str = "in",
     bias: bool = True,
-    rows: str = "mean",
+    rows: str = "effect",
     maximum: str = "fixed",
     norm: str = "fold",
     dead: float = DEAD,
@@ -129,32 +163,25 @@ def complexity(
 
     Reference: Chen, Zhou and Yan, Going Beyond Neural Network Feature Similarity, 2024, Definition 3.4 and Figure 5a.
     """
-    if not 0 <= dead < 1:
-        raise InputError(f"dead={dead} was asked for. It is a share of the longest row, from 0 to below 1.")
     options = Options(beta, schedule, terms, bias, rows, maximum, norm)
     prepared = prepare(model, (example_args, example_kwargs), norm)
-    silent = [dead_features(wire, dead) for wire in prepared.wires]
+    silent = [dead_features(wire, dead) for wire in prepared.wires]  # before merging, which writes into the wires
     merging = merged(prepared, options)
-    layers = [_layer(merging, w, silent[w].tolist()) for w in range(len(prepared.wires))]
+    layers = [_layer(wire, merging.merged(w), silent[w]) for w, wire in enumerate(prepared.wires)]
     return Complexity(tuple(layers), prepared.skipped, beta)
 
 
 def dead_features(wire: Foldable, share: float = DEAD) -> torch.Tensor:
     """Which features of a wire have rows (with bias) or columns of almost no length, all layers taken together."""
+    if not 0 <= share < 1:
+        raise InputError(f"dead={share} was asked for. It is a share of the longest row, from 0 to below 1.")
     written = lengths(wire, ("write", "each"))
     read = lengths(wire, ("read",))
     return (written <= share * written.max()) | (read <= share * read.max())
 
 
-def lengths(wire: Foldable, roles: tuple[str, ...]) -> Float[torch.Tensor, "*features"]:
-    """The length of everything that writes, or reads, each feature."""
-    counted = [s for s in wire.sites if s.role in roles and s.piece.counted is not None]
-    return torch.stack([slices(s.piece.data, s.dim).square().sum(1) for s in counted]).sum(0).sqrt()
-
-
-def _layer(merging: Merging, w: int, dead: list[bool]) -> LayerComplexity:
-    groups = merging.merged(w)
-    classes = sum(any(not dead[i] for i in group) for group in groups)
-    live = len(dead) - sum(dead)
-    wire = merging.wires[w]
-    return LayerComplexity(wire.name, wire.size, classes, live - classes, sum(dead), len(groups))
+def _layer(wire: Foldable, groups: Sequence[Sequence[int]], dead: torch.Tensor) -> LayerComplexity:
+    gone = dead.tolist()
+    classes = sum(any(not gone[i] for i in group) for group in groups)
+    live = wire.size - sum(gone)
+    return LayerComplexity(wire.name, wire.size, classes, live - classes, sum(gone), len(groups))

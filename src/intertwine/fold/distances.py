@@ -2,7 +2,9 @@
 
 A merged slice is a x_m + b x_n, so its inner products with all others are the same combination of theirs: one merge
 costs one row of a Gram matrix, whatever the length of the slices. Slices that are added and slices that are averaged
-have a Gram matrix each. rows="mean" divides added slices by the number of features in them before they are compared.
+have a Gram matrix each. rows="mean" divides added slices by the number of features in them before they are compared;
+rows="ward" does so too, and counts a distance of groups of a and b features 2ab/(a + b) times, as Ward's clustering
+does: the mean of many is near the mean of all, and without that groups draw in everything at last.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ class Distances:
         grams: Mapping[str, Array],
         counts: Array,
         alive: NDArray[np.bool_],
-        per_count: bool,
+        rows: str,
         follow_largest: bool = False,
     ) -> None:
         self.grams = dict(grams)
-        self.counts, self.alive, self.per_count = counts, alive, per_count
+        self.counts, self.alive = counts, alive
+        self.per_count, self.weighted = rows in ("mean", "ward"), rows in ("ward", "effect")
         self.follow_largest = follow_largest
         self.rebuild()
 
@@ -49,6 +52,8 @@ class Distances:
             rows += squares[:, None]
             rows += squares[None, :]
             part += rows
+        if self.weighted:
+            part *= _weights(self.counts[live][:, None], self.counts[live][None, :])
         table = np.zeros((len(self.alive), len(self.alive)))
         table[block] = part
         self.table = table
@@ -93,10 +98,17 @@ class Distances:
             scale = self._scale(kind)
             squares = gram.diagonal() * scale**2
             row += squares + squares[m] - 2 * gram[m] * scale * scale[m]
+        if self.weighted:
+            row *= _weights(self.counts, self.counts[m])
         self.table[m], self.table[:, m] = row, row
         self.near.replace(m, n, row)
         if self.far is not None:
             self.far.replace(m, n, -row)
+
+
+def _weights(one: Array, other: Array | float) -> Array:
+    """How much a distance between groups counts: once where both are single features."""
+    return 2 * one * other / (one + other)
 
 
 class Extremes:

@@ -28,7 +28,7 @@ def fold(
     schedule: str = "layerwise",
     terms: str = "in",
     bias: bool = True,
-    rows: str = "mean",
+    rows: str = "effect",
     maximum: str = "fixed",
     norm: str = "fold",
     max_ratio: float | int | None = None,
@@ -47,8 +47,11 @@ def fold(
         schedule: "layerwise", or "round-robin": one merge per layer and sweep.
         terms: what makes two features differ: "in", their incoming rows, which is all that equivalence needs; "in+out"
             (Eq. 6), their outgoing columns too. bias: whether biases count as part of the rows.
-        rows: "mean" compares what was merged as a mean; "sum" as it stands (as printed), so that a sum of features is
-            far from its like, and of three equal features one is left over.
+        rows: "effect" compares features by what a merge would change in the layers that read them, and takes those that
+            are the same up to a scale that the activation lets through (see `intertwine.fold.effects`). "ward"
+            compares rows alone, what was merged by its mean, larger groups as farther apart. "mean" counts groups as
+            single features, and draws in everything once beta is not small. "sum" compares sums as they stand (as
+            printed), so that a sum of features is far from its like, and of three equal features one is left over.
         maximum: the largest distance as it is at the start ("fixed"), or at every step ("recompute").
         norm: "fold" takes BatchNorm as part of the layer before it, which is exact; "sum" adds its vectors up and
             leaves them out of distances, as the paper's code does, which is not.
@@ -110,7 +113,7 @@ def fold_groups(
     """
     prepared = prepare(model, (example_args, example_kwargs), norm)
     Options(beta=dict.fromkeys(groups, 0.5)).check_wires([wire.name for wire in prepared.wires])
-    merging = Merging(prepared.wires, Options(norm=norm))
+    merging = Merging(prepared.wires, Options(rows="ward", norm=norm))
     for w, wire in enumerate(prepared.wires):
         named = [sorted(group) for group in groups.get(wire.name, ())]
         flat = [i for group in named for i in group]
@@ -127,6 +130,7 @@ def fold_groups(
 
 def finished(prepared: Prepared, merging: Merging, betas: Mapping[str, float] | None = None) -> Fold:
     """Build the smaller module, check it, and count. `betas`: where each wire was stopped, if they were chosen."""
+    merging.settle()
     kept = {wire.strand: merging.kept(w) for w, wire in enumerate(prepared.wires)}
     groups = {wire.name: merging.merged(w) for w, wire in enumerate(prepared.wires)}
     rules = {wire.name: wire.rule for wire in prepared.wires}

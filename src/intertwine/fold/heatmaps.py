@@ -1,7 +1,7 @@
 """`distance_maps`: how far apart the features of every layer are, in the order of their clusters; before and after.
 
-Distances are the squared ones that folding compares, so a picture shows what a beta would merge: after division by
-the largest, everything darker than beta.
+Distances are the squared ones of rows, as the paper compares them, so a picture shows what a beta would merge with
+rows="mean": after division by the largest, everything darker than beta.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def distance_maps(
     Reference: Chen, Zhou and Yan, Going Beyond Neural Network Feature Similarity, 2024, Figures 1a and 6.
     """
     prepared = prepare(model, (example_args, example_kwargs), norm)
-    merging = Merging(prepared.wires, Options(terms=terms, bias=bias, norm=norm))
+    merging = Merging(prepared.wires, Options(terms=terms, bias=bias, rows="mean", norm=norm))
     return DistanceMaps(tuple(_map(merging, w) for w in range(len(prepared.wires))), prepared.skipped)
 
 

@@ -1,7 +1,8 @@
 """Merge traces: for every wire on its own, which pairs of features are merged one after the other, and what that costs.
 
 Each wire is merged down to one feature while the others stay as they are. The cost is the share of the variance of its
-rows that lies inside the groups, as in Ward's clustering; beside it stands the β at which `fold` would merge so far.
+rows, weighted as `intertwine.fold.effects` says, that lies inside the groups, as in Ward's clustering. Beside it stands
+the β at which `fold` would merge so far.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ class MergeTrace:
 def merge_trace(prepared: Prepared, w: int) -> MergeTrace:
     """Merge one wire to its end; the working tensors are as before afterwards."""
     wire = prepared.wires[w]
-    before = [site.piece.data.clone() for site in wire.sites]
     merging = Merging(prepared.wires, Options())
+    before = [site.piece.data.clone() for site in wire.sites]
     distances = merging.distances(w)
     largest, inside = distances.largest, 0.0
-    total = float(distances.table.sum()) / 2 / wire.size
+    weights = merging.counts[w]
+    total = float((distances.table * (weights[:, None] + weights[None, :])).sum()) / 4 / weights.sum()
     pairs, costs, betas = [], [0.0], [0.0]
     for _ in range(wire.size - 1):
         distances = merging.distances(w)
         m, n = distances.pair()
-        smallest, (a, b) = max(distances.smallest, 0.0), merging.counts[w][[m, n]]
-        inside += smallest * a * b / (a + b)
+        smallest = max(distances.smallest, 0.0)
+        inside += smallest / 2  # what a merge adds to the squares inside groups is half of Ward's distance
         merging.merge(w, m, n)
         pairs.append((m, n))
         costs.append(max(costs[-1], lost(inside / total if total > 0 else 0.0)))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from intertwine.fold.distances import Array, Distances
+from intertwine.fold.effects import Effects
 from intertwine.fold.options import Options
 from intertwine.fold.sites import Foldable, Site
 from intertwine.shapes import Float
@@ -22,10 +23,13 @@ class Merging:
     """The state of folding: which feature is in which group, and how far apart those that are left are."""
 
     def __init__(self, wires: Sequence[Foldable], options: Options) -> None:
+        self._effects = Effects(wires, options.bias) if options.rows == "effect" else None
+        wires = self._effects.wires if self._effects else wires
         self.wires, self.options = tuple(wires), options
         self.groups = [[[i] for i in range(wire.size)] for wire in wires]  # empty: merged into another
         self.alive = [np.ones(wire.size, bool) for wire in wires]
-        self.counts = [np.ones(wire.size) for wire in wires]
+        # how many features each one stands for, or how much it is read
+        self.counts = self._effects.weights if self._effects else [np.ones(wire.size) for wire in wires]
         self.live: dict[int, Distances] = {}  # wires whose distances are kept up to date
         self.stale: set[int] = set()
         self._number = {wire.strand: i for i, wire in enumerate(wires)}
@@ -38,8 +42,8 @@ class Merging:
     def distances(self, w: int) -> Distances:
         """The distances of a wire, up to date; they stay so until they are dropped."""
         if w not in self.live:
-            per_count, follow = self.options.rows == "mean", self.options.maximum == "recompute"
-            self.live[w] = Distances(self._grams(w), self.counts[w], self.alive[w], per_count, follow)
+            follow = self.options.maximum == "recompute"
+            self.live[w] = Distances(self._grams(w), self.counts[w], self.alive[w], self.options.rows, follow)
         elif w in self.stale:
             if self._loops[w]:
                 self.live[w].grams = self._grams(w)
@@ -107,6 +111,11 @@ class Merging:
             left = torch.cat([(a * a - 1) * first + a * b * second, a * b * first + (b * b - 1) * second], 1)
             gram = torch.from_numpy(self.live[w].grams[_kind(other)])
             gram.addmm_(left, torch.cat([first, second], 1).T)
+
+    def settle(self) -> None:
+        """Leave the working tensors as the smaller network is to have them; nothing can be merged afterwards."""
+        if self._effects is not None:
+            self._effects.settle(self.groups)
 
     def kept(self, w: int) -> list[int]:
         """The features that are left, in their order."""

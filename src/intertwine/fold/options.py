@@ -12,7 +12,7 @@ from intertwine.errors import InputError, did_you_mean
 CHOICES = {
     "schedule": ("layerwise", "round-robin"),
     "terms": ("in", "in+out"),
-    "rows": ("mean", "sum"),
+    "rows": ("effect", "ward", "mean", "sum"),
     "maximum": ("fixed", "recompute"),
     "norm": ("fold", "sum"),
 }
@@ -32,7 +32,7 @@ class Options:
     schedule: str = "layerwise"
     terms: str = "in"
     bias: bool = True
-    rows: str = "mean"
+    rows: str = "effect"
     maximum: str = "fixed"
     norm: str = "fold"
     max_ratio: float | int | None = None

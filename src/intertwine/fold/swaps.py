@@ -138,8 +138,6 @@ def swap_barrier(
     """
     if not seeds:
         raise InputError("No seed was given to draw pairs of features with. Give one or more, such as seeds=(0, 1, 2).")
-    if dead is not None and not 0 <= dead < 1:
-        raise InputError(f"dead={dead} was asked for. It is a share of the longest row, from 0 to below 1, or None.")
     if any(iter(given) is given for given in (data, reset_statistics) if given is not None):
         raise InputError("The data is read once per line, but a generator can be read once. Pass a list or DataLoader.")
     prepared = prepare(folded._original, folded._example)

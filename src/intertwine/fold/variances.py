@@ -36,7 +36,7 @@ class GroupMerging:
 
     def __init__(self, prepared: Prepared, repair: str | None = None) -> None:
         check_repair(repair)
-        self.merging = Merging(prepared.wires, Options())
+        self.merging = Merging(prepared.wires, Options(rows="ward"))
         self._prepared = prepared
         self._moments = Moments(prepared) if repair else None
 

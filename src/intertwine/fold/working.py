@@ -109,7 +109,9 @@ class _Maker:
         if norm.layer and norm.layer.bias:
             names.append(norm.layer.bias)
             self._vector(norm.layer.bias, self.own[norm.layer.bias], tree, role, "bias")
-        self.finishes.append(lambda: {n: self.own[n] for n in names})
+        self.finishes.append(
+            lambda: {n: self.own[n] for n in names} | {norm.var: _divisible(self.own[norm.var], norm.eps)}
+        )
 
     def _parts(self, norm: Norm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """γ, β, running mean and √(v+eps) of a norm."""
@@ -126,7 +128,7 @@ class _Maker:
         spread = self._vector(norm.var, self.own[norm.var].clone(), tree, "each")
 
         def finish() -> dict[str, Tensor]:
-            found = {norm.mean: center, norm.var: spread}
+            found = {norm.mean: center, norm.var: _divisible(spread, norm.eps)}
             if norm.weight:
                 found[norm.weight] = scale * (spread + norm.eps).sqrt()
             if norm.bias:
@@ -168,6 +170,11 @@ class _Maker:
             return found | dict(_optional(norm, signed, start))
 
         self.finishes.append(finish)
+
+
+def _divisible(var: Tensor, eps: float) -> Tensor:
+    """Variances; those of features that are gone are 0, and without eps the network at full width divides by them."""
+    return var if eps > 0 else torch.where(var > 0, var, 1.0)
 
 
 def _optional(norm: Norm, weight: Tensor, bias: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -19,11 +19,11 @@ GUIDED = {"relu", "relu6", "leaky_relu", "prelu", "rrelu"}
 #: Activations that guided backpropagation does not speak of; gradients pass them as they are.
 UNGUIDED = {
     "gelu", "silu", "sigmoid", "tanh", "elu", "selu", "celu", "softplus", "mish", "hardswish", "hardsigmoid",
-    "hardtanh", "logsigmoid", "log_sigmoid", "softsign", "tanhshrink", "softshrink", "hardshrink", "threshold", "glu",
+    "logsigmoid", "log_sigmoid", "softsign", "tanhshrink", "softshrink", "hardshrink", "threshold", "glu",
     "erf", "maximum", "rnn_relu", "rnn_tanh", "lstm", "gru",
 }  # fmt: skip
-#: Functions that are a ReLU where they cut at zero and nowhere else.
-CLAMPS = {"clamp", "clip", "clamp_min"}
+#: Functions that are a ReLU where they cut at zero and nowhere else; `nn.ReLU6` calls the last.
+CLAMPS = {"clamp", "clip", "clamp_min", "hardtanh"}
 
 
 class Guiding(TorchFunctionMode):
@@ -87,5 +87,5 @@ def _positive(gradient: Tensor) -> Tensor:
 
 
 def _cuts_at_zero(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    low = kwargs.get("min", args[1] if len(args) > 1 else None)
+    low = kwargs.get("min", kwargs.get("min_val", args[1] if len(args) > 1 else None))
     return isinstance(low, (int, float)) and low == 0

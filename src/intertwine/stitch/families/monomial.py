@@ -106,6 +106,7 @@ class Monomial(Family):
             found["scores"] = leaf(scores * (self.contrast / PACE))
             found["sharpness"] = leaf(torch.ones((), device=scores.device), trained=False)
             found["settled"] = leaf(torch.zeros((), device=scores.device), trained=False)
+            found["stepped"] = leaf(torch.zeros((), device=scores.device), trained=False)
         return found
 
     def map(self, parameters: Parameters) -> LinearMap:
@@ -121,9 +122,14 @@ class Monomial(Family):
     def final(self, parameters: Parameters) -> LinearMap:
         """The order that is held; where training ended before it settled, the best by the scores as they are."""
         order = parameters["held"]
-        if not self.fixed and not bool(parameters["settled"]) and float(parameters["sharpness"]) > 1:
+        if not self.fixed and bool(parameters["stepped"]) and not bool(parameters["settled"]):
             order = best_order(parameters["scores"])
         return self._scaled(order, parameters).detach()
+
+    def project_(self, parameters: Parameters) -> None:
+        """Remember that the scores have moved: until then the order of the start is the better one."""
+        if not self.fixed:
+            parameters["stepped"].fill_(1.0)
 
     def refresh_(self, parameters: Parameters, done: float) -> None:
         if self.fixed or done <= 0 or bool(parameters["settled"]):
