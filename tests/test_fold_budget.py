@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from intertwine import zoo
+from intertwine.connect.statistics import reset_statistics
 from intertwine.errors import InputError
 from intertwine.fold.allocation import Size, allocate
 from intertwine.fold.budget import fold_to
@@ -76,6 +77,21 @@ def test_a_constant_feature_goes_into_the_bias_or_the_running_mean(bias: bool) -
     moved = "bias" if bias else "running_mean"
     part, own = (folded.model[3], model[3]) if bias else (folded.model[4], model[4])
     assert not torch.allclose(getattr(part, moved), getattr(own, moved), atol=0.1)
+
+
+def test_random_inputs_pass_with_statistics_of_their_own() -> None:
+    """A network of inputs around 50: random ones of mean 0 would leave its features still, or move all alike."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(
+        *(nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 4, 3), nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Linear(4, 2)),
+    )
+    with torch.no_grad():
+        model[0].weight[6:], model[0].bias[6:] = model[0].weight[:6], model[0].bias[:6]
+    model = reset_statistics(model, [(50 + IMAGES, None)]).eval()
+    folded = fold_to(model, IMAGES, parameters=Size(model, symmetry(model, IMAGES))({0: 6}))
+    assert [len({i % 6 for i in group}) for group in folded.groups["0"]] == [1] * 6
+    assert gap(model, folded.model, 50 + IMAGES) < 1e-3
 
 
 def test_absorbing_loses_less_than_pruning_and_than_merging() -> None:

@@ -108,7 +108,7 @@ def test_merges_are_those_of_weighted_ward_clustering_by_hand(act: Callable[[], 
     folded: Any = fold(model, X, beta=0.15)
     assert {tuple(sorted(g)) for g in groups} == set(folded.groups["0"])
     assert 2 < len(groups) < 11
-    small = nn.Sequential(nn.Linear(4, len(groups)), act(), nn.Linear(len(groups), 3)).double()
+    small: Any = nn.Sequential(nn.Linear(4, len(groups)), act(), nn.Linear(len(groups), 3)).double()
     with torch.no_grad():
         small[0].weight[:], small[0].bias[:] = torch.tensor(means[:, :4]), torch.tensor(means[:, 4])
         small[2].weight[:] = torch.tensor(np.stack([columns[g].sum(0) for g in groups], 1))

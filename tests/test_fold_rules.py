@@ -238,6 +238,32 @@ def test_mean_rule_behind_instance_norm_003_D14() -> None:
     assert small[1].num_features == 3
 
 
+#: Parts that a network uses beside its head, and its forward.
+NORM_SHARED: dict[str, tuple[str, Any]] = {
+    "the layer's output is read beside its norm": ("an", lambda m, x: m.c((m.n(y := m.a(x)) + 0.3 * y).relu())),
+    "the same with a norm without γ": ("ak", lambda m, x: m.c((m.k(y := m.a(x)) + 0.3 * y).relu())),
+    "one norm behind two layers": ("abn", lambda m, x: m.c(m.n(m.a(x)).relu() + m.n(m.b(x)).relu())),
+    "one layer before two norms": ("ank", lambda m, x: m.c(m.n(m.a(x)).relu() + m.k(m.a(x.flip(1))).relu())),
+}
+
+
+@pytest.mark.parametrize("how", NORM_SHARED)
+@torch.no_grad()
+def test_a_norm_that_is_not_its_layers_alone_is_not_folded_into_it_003_F12(how: str) -> None:
+    """Two features made equal: whatever is shared, the function stays."""
+    parts = {"a": nn.Linear(4, 5), "b": nn.Linear(4, 5), "n": nn.BatchNorm1d(5), "k": nn.BatchNorm1d(5, affine=False)}
+    used, forward = NORM_SHARED[how]
+    model = ready(Net(forward, **{name: parts[name] for name in used}, c=nn.Linear(5, 2)))
+    for name in used:
+        for tensor in (*getattr(model, name).parameters(), *getattr(model, name).buffers()):
+            if tensor.ndim:
+                tensor.data[1] = tensor.data[4]
+    folded = fold(model, ROWS, beta=1e-7, rows="mean")
+    assert [g for g in folded.groups["a"] if len(g) > 1] == [(1, 4)]
+    assert same(folded.model(ROWS), model(ROWS))
+    assert same(fold(model, ROWS, beta=1e-7).model(ROWS), model(ROWS))
+
+
 def twins(act: nn.Module, copies: int = 2) -> Any:
     """Eight features in groups of equal ones, each read by other columns."""
     torch.manual_seed(1)

@@ -10,13 +10,14 @@ Elsewhere scale and shift stay as two numbers per feature.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from intertwine.fold.roles import Layer, Norm, Roles
-from intertwine.symmetry.layout import Layout, Tree
+from intertwine.symmetry.layout import Layout, Leaf, Plus, Times, Tree
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class _Maker:
     def _affine(self, norm: Norm, tree: Tree) -> None:
         """A norm that no layer can take up: a scale and a shift per feature."""
         gamma, beta, mean, deviation = self._parts(norm)
-        scale = self._vector(f"{norm.mean} scale", gamma / deviation, tree, "each", "in")
+        ratio = _ratio(tree if norm.weight else None, self.layouts[norm.mean].axes[0])
+        scale = self._vector(f"{norm.mean} scale", gamma / deviation, ratio, "each", "in")
         shift = self._vector(f"{norm.mean} shift", beta - gamma / deviation * mean, tree, "each", "bias")
         center = self._vector(norm.mean, mean.clone(), tree, "each")
         spread = self._vector(norm.var, self.own[norm.var].clone(), tree, "each")
@@ -170,6 +172,18 @@ class _Maker:
             return found | dict(_optional(norm, signed, start))
 
         self.finishes.append(finish)
+
+
+def _ratio(gamma: Tree | None, mean: Tree) -> Tree:
+    """The axis of γ/√(v+eps): what scales the features before the norm is divided out. Without γ, that alone."""
+    match mean:
+        case Leaf():
+            own = gamma.powers if isinstance(gamma, Leaf) else (Fraction(0),) * len(mean.powers)
+            return replace(mean, powers=tuple(a - b for a, b in zip(own, mean.powers, strict=True)))
+        case Times() | Plus():
+            parts = gamma.parts if isinstance(gamma, (Times, Plus)) else [None] * len(mean.parts)
+            return replace(mean, parts=tuple(_ratio(a, b) for a, b in zip(parts, mean.parts, strict=True)))
+    return mean
 
 
 def _divisible(var: Tensor, eps: float) -> Tensor:
