@@ -72,7 +72,7 @@ def test_the_examples_run_003_F18_F27(
     assert folded.model[1].out_features == names["again"][1].out_features == folded.widths["1"].after < 128
     printed = capsys.readouterr().out
     assert "classes  equivalent  dead" in printed
-    assert "rows summed, columns averaged" in printed
+    assert "rows averaged, columns summed" in printed
 
 
 def test_options_are_named_as_they_are_003_F23() -> None:

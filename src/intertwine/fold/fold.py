@@ -133,7 +133,7 @@ def finished(prepared: Prepared, merging: Merging, betas: Mapping[str, float] | 
     merging.settle()
     kept = {wire.strand: merging.kept(w) for w, wire in enumerate(prepared.wires)}
     groups = {wire.name: merging.merged(w) for w, wire in enumerate(prepared.wires)}
-    rules = {wire.name: wire.rule for wire in prepared.wires}
+    rules = {wire.name: wire.rule for wire in merging.wires}
     return replace(as_fold(prepared, prepared.widened(kept), kept, groups, rules), betas=betas or {})
 
 
