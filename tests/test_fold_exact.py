@@ -120,8 +120,11 @@ def test_planted_duplicates_come_back_exactly_003_F08_F13_F14(name: str) -> None
 
 
 def test_rules_follow_the_activation_003_D14() -> None:
-    rules = {name: set(fold(lively(NETWORKS[name][0]()), NETWORKS[name][1].double(), rows="ward").rules.values()) for name in
-             ("mlp", "mlp-tanh", "mlp-gelu", "mlp-prelu", "vgg-bn", "dense")}  # fmt: skip
+    def rules_of(name: str) -> set[str]:
+        make, x = NETWORKS[name]
+        return set(fold(lively(make()), x.double(), rows="ward").rules.values())
+
+    rules = {name: rules_of(name) for name in ("mlp", "mlp-tanh", "mlp-gelu", "mlp-prelu", "vgg-bn", "dense")}
     assert rules == {"mlp": {"sum"}, "mlp-tanh": {"mean"}, "mlp-gelu": {"mean"}, "mlp-prelu": {"sum"},
                      "vgg-bn": {"sum"}, "dense": {"mean"}}  # fmt: skip
 
