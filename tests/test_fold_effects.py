@@ -69,6 +69,18 @@ def test_features_that_are_the_same_up_to_a_scale() -> None:
         assert (2, 7) not in fold(model, X, beta=1e-9, rows="ward").groups["0"]
 
 
+def test_a_slope_of_its_own_has_no_part_in_the_length() -> None:
+    """PReLU: the same up to a scale, with the same slope; with another slope they are not the same."""
+    for slope, merges in ((0.3, True), (0.9, False)):
+        model = net(lambda: nn.PReLU(12))
+        with torch.no_grad():
+            model[1].weight[2], model[1].weight[7] = 0.3, slope
+            model[0].weight[7], model[0].bias[7] = 3 * model[0].weight[2], 3 * model[0].bias[2]
+        folded = fold(model, X, beta=1e-9)
+        assert ((2, 7) in folded.groups["0"]) == merges
+        assert gap(model, folded.model) < 1e-10
+
+
 def test_what_is_not_read_is_merged_and_moves_nothing() -> None:
     model = net()
     with torch.no_grad():

@@ -85,7 +85,7 @@ def test_starts_are_spread_out() -> None:
 
 def test_rows_keep_their_distances_in_fewer_coordinates() -> None:
     prepared = prepare(zoo.build("tiny10"), ((IMAGES,), {}))
-    merging = Merging(prepared.wires, Options())
+    merging = Merging(prepared.wires, Options(rows="ward"))
     rows = compared_rows(merging, 3)
     assert rows.shape == (32, 32)
     live = merging.distances(3)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from intertwine.fold.distances import Array
-from intertwine.fold.sites import Foldable
+from intertwine.fold.sites import Foldable, Site
 from intertwine.shapes import Float
 
 #: The least weight of a feature, as a share of the largest of its wire: none is divided by zero.
@@ -46,8 +46,10 @@ class Effects:
 
 def _row_lengths(wire: Foldable, bias: bool) -> Float[Tensor, " features"]:
     """The lengths of rows where scales pass; 1 where they do not, or where a row is zero."""
-    size = lengths(wire, ("write", "each"), bias)
-    return torch.where(size > 0, size, 1.0) if wire.rule == "sum" else torch.ones_like(size)
+    if wire.rule != "sum":
+        return torch.ones(wire.size, dtype=torch.float64)
+    size = _length([s for s in wire.sites if s.added and s.piece.counted in (("in", "bias") if bias else ("in",))])
+    return torch.where(size > 0, size, 1.0)
 
 
 def _rescale(wire: Foldable, factors: Float[Tensor, " features"]) -> None:
@@ -70,9 +72,11 @@ def _weights(wire: Foldable) -> Array:
     return np.maximum(found / max(found.mean(), 1e-300), LEAST)
 
 
-def lengths(wire: Foldable, roles: tuple[str, ...], bias: bool = True) -> Float[Tensor, " features"]:
+def lengths(wire: Foldable, roles: tuple[str, ...]) -> Float[Tensor, " features"]:
     """The length of everything that writes, or reads, each feature."""
-    kinds = ("in", "bias") if bias else ("in",)
-    counted = [s for s in wire.sites if s.role in roles and s.piece.counted in kinds]
-    squares = [s.piece.data.square().movedim(s.dim, 0).reshape(wire.size, -1).sum(1) for s in counted]
-    return torch.stack(squares).sum(0).sqrt()
+    return _length([s for s in wire.sites if s.role in roles and s.piece.counted is not None])
+
+
+def _length(sites: Sequence[Site]) -> Float[Tensor, " features"]:
+    squares = [s.piece.data.square().movedim(s.dim, 0).reshape(s.piece.data.shape[s.dim], -1) for s in sites]
+    return torch.stack([x.sum(1) for x in squares]).sum(0).sqrt()
