@@ -1,8 +1,10 @@
-"""What the tests of pages share: the scripts under docs/ that write their tables."""
+"""What the tests of pages share: the scripts under docs/ that write their tables, and the examples that must run."""
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -15,3 +17,12 @@ def script(name: str, folder: Path = DOCS) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def run_example(page: str) -> dict[str, Any]:
+    """The names that the first example of a page leaves behind."""
+    names: dict[str, Any] = {}
+    block = re.search(r"```python\n(.*?)```", page, re.S)
+    assert block is not None
+    exec(block.group(1), names)
+    return names

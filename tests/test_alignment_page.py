@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from pages import DOCS, script
+from pages import DOCS, run_example, script
 
 from intertwine.align.align import SOLVERS
 from intertwine.connect.merging import REPAIRS
@@ -25,14 +25,11 @@ def test_the_tables_are_what_was_measured(results: ModuleType) -> None:
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    block = re.search(r"```python\n(.*?)```", PAGE, re.S)
-    assert block is not None
-    exec(block.group(1), names)
+    names = run_example(PAGE)
     before, after, merged = names["before"], names["after"], names["merged"]
     assert isinstance(before, type(after))
-    assert after.error_barrier < before.error_barrier / 3  # type: ignore[attr-defined]
-    assert merged.scores  # type: ignore[attr-defined]
+    assert after.error_barrier < before.error_barrier / 3
+    assert merged.scores
     assert "Alignment(weights" in capsys.readouterr().out
 
 

@@ -15,9 +15,9 @@ from pages import DOCS, script
 
 import intertwine as it
 from intertwine.cli import parser
-from intertwine.fold.budget import HOW, STATISTICS
+from intertwine.fold.budget import HOW
 from intertwine.fold.fold import fold
-from intertwine.fold.options import CHOICES, PAPER_CODE, PRINTED
+from intertwine.fold.options import CHOICES, PAPER_CODE, PRINTED, STATISTICS
 
 PAGE = (DOCS / "folding.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pages import DOCS, script
+from pages import DOCS, run_example, script
 from torch import nn
 
 from intertwine.inspect.dissection import Dissection
@@ -40,10 +40,7 @@ def test_the_tables_are_what_was_measured(tables: ModuleType) -> None:
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    block = re.search(r"```python\n(.*?)```", PAGE, re.S)
-    assert block is not None
-    exec(block.group(1), names)
+    names = run_example(PAGE)
     own, scan, maps = names["own"], names["scan"], names["maps"]
     assert isinstance(own, Dissection)
     assert isinstance(scan, RotationScan)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from pages import DOCS, script
+from pages import DOCS, run_example, script
 
 from intertwine.stitch.collection import Stitches
 from intertwine.stitch.family import families, find_family
@@ -29,10 +29,7 @@ def test_the_tables_are_what_was_measured(results: ModuleType) -> None:
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    block = re.search(r"```python\n(.*?)```", PAGE, re.S)
-    assert block is not None
-    exec(block.group(1), names)
+    names = run_example(PAGE)
     one, many = names["one"], names["many"]
     assert isinstance(one, Stitch)
     assert isinstance(many, Stitches)

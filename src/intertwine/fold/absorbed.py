@@ -15,9 +15,10 @@ from intertwine.fold.fold import as_fold
 from intertwine.fold.folded import Fold
 from intertwine.fold.prepared import Prepared
 from intertwine.fold.readers import Listening, Reader, listened, readers_of
-from intertwine.fold.roles import Norm
 from intertwine.fold.sites import Skipped
 from intertwine.shapes import Float
+
+UNHEARD = "a layer that reads its features was not seen while inputs passed, so that nothing can take them over"
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Absorbing:
         unheard = {s for (s, _), moments in zip(flat, listening.moments, strict=True) if not moments.rows}
         self.wires = tuple(wire for wire in prepared.wires if wire.strand not in unheard)
         self.skipped = tuple(Skipped(w.name, UNHEARD) for w in prepared.wires if w.strand in unheard)
-        folded = {
-            tensor.name: tensor.data for tensor in prepared.bench.tensors
-        }  # a BatchNorm scales what a layer gives
+        # of a layer before a BatchNorm: with its scale, which what the layer gives is multiplied by
+        folded = {tensor.name: tensor.data for tensor in prepared.bench.tensors}
+        self._norms = {norm.layer.weight: norm for norm in prepared.norms if norm.layer is not None}
         self.readings: dict[int, list[Reading]] = {}
         for (strand, reader), moments in zip(flat, listening.moments, strict=True):
             if strand not in unheard:
@@ -59,13 +60,10 @@ class Absorbing:
 
     def _reading(self, reader: Reader, moments: Tensor, gram: Tensor, listening: Listening) -> Reading:
         bias = listening.bias_of(reader.weight)
-        norm = self._norms().get(reader.weight)
+        norm = self._norms.get(reader.weight)
         mean = norm.mean if norm is not None and bias is None else None
         shift = reader.axis == 1 and (bias or mean) is not None  # behind a transposed one it depends on the place
         return Reading(reader, Read(moments, gram, shift), bias if shift else None, mean if shift else None)
-
-    def _norms(self) -> dict[str, Norm]:
-        return {norm.layer.weight: norm for norm in self.prepared.norms if norm.layer is not None}
 
     def built(self, widths: Mapping[int, int]) -> Fold:
         """The network with so many features left in each wire."""
@@ -85,9 +83,6 @@ class Absorbing:
                         groups[wire.name] = _groups(reading.read, shares, kept[wire.strand])
         wide = widened(self.prepared.model, new)
         return as_fold(self.prepared, wide, kept, groups, dict.fromkeys(groups, "absorbed"), self.skipped)
-
-
-UNHEARD = "a layer that reads its features was not seen while inputs passed, so that nothing can take them over"
 
 
 def _rewire(

@@ -21,12 +21,10 @@ from intertwine.errors import InputError
 from intertwine.features.batches import calls, placed
 from intertwine.fold.distances import Array, Distances
 from intertwine.fold.folded import Fold
-from intertwine.fold.options import Beta, Options
+from intertwine.fold.options import Beta, Options, check_statistics
 from intertwine.fold.prepared import Prepared, prepare
 from intertwine.fold.variances import GroupMerging, check_repair
 from intertwine.fold.widths import Widths, check_share, wanted_widths
-
-STATISTICS = (None, "reset")
 
 
 def fold_activations(
@@ -36,7 +34,7 @@ def fold_activations(
     beta: Beta | None = None,
     widths: Widths | None = None,
     at: str = "post",
-    statistics: str | None = None,
+    statistics: str = "keep",
     repair: str | None = None,
 ) -> Fold:
     """Merge the features of a network that compute nearly the same on data; labels play no part.
@@ -50,7 +48,7 @@ def fold_activations(
         beta: as for `fold`: a wire stops when its smallest distance exceeds beta times its largest at the start.
         widths: instead of beta: the share of its features that every wire keeps, or wire → number of features.
         at: which tensors speak for a wire: "post" (after nonlinearities) or "pre" (before).
-        statistics: "reset" estimates those of BatchNorm again on the data, once the network is folded.
+        statistics: "reset" estimates those of BatchNorm again on the data, once the network is folded; "keep" does not.
         repair: "variances" gives merged features the mean variance of their members; see `repair_variances`.
 
     Returns:
@@ -76,7 +74,7 @@ def fold_activations(
     joint = GroupMerging(prepared, repair)
     joint.merge_named({name: nearest(gram, limits[name]) for name, gram in grams.items() if name in limits})
     folded = joint.finish()
-    return replace(folded, model=reset_statistics(folded.model, batches)) if statistics else folded
+    return replace(folded, model=reset_statistics(folded.model, batches)) if statistics == "reset" else folded
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def _limits(prepared: Prepared, beta: Beta | None, widths: Widths | None) -> dic
     return {name: Limit(beta=value) for name, value in found.items() if value is not None}
 
 
-def _check(model: nn.Module, data: Any, beta: Beta | None, widths: Widths | None, statistics: str | None) -> None:
+def _check(model: nn.Module, data: Any, beta: Beta | None, widths: Widths | None, statistics: str) -> None:
     """What can be refused before any work."""
     if (beta is None) == (widths is None):
         given = "Neither beta nor widths was" if beta is None else "Both beta and widths were"
@@ -137,16 +135,13 @@ def _check(model: nn.Module, data: Any, beta: Beta | None, widths: Widths | None
         Options(beta)
     if widths is not None:
         check_share(widths)
-    if statistics not in STATISTICS:
-        raise InputError(
-            f"statistics={statistics!r} was asked for. It is None or 'reset', which estimates those of BatchNorm again."
-        )
-    if statistics and not batch_norms(model):
+    check_statistics(statistics)
+    if statistics == "reset" and not batch_norms(model):
         raise InputError(
             "statistics='reset' was asked for, but the network has no BatchNorm layer with running statistics. Leave "
             "it out; repair='variances' works on any network."
         )
-    if statistics and isinstance(data, Iterator):
+    if statistics == "reset" and isinstance(data, Iterator):
         raise InputError("The data is read twice, but a generator can be read only once. Pass a list or a DataLoader.")
 
 

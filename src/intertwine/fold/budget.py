@@ -10,20 +10,20 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from intertwine.connect.statistics import reset_statistics
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError
 from intertwine.features.batches import calls
 from intertwine.fold.absorbed import Absorbing
 from intertwine.fold.allocation import Size, allocate
 from intertwine.fold.folded import Fold
 from intertwine.fold.merge_traces import MergingTo
 from intertwine.fold.noise import noise_like
+from intertwine.fold.options import check_statistics, check_word
 from intertwine.fold.prepared import Prepared, prepare
 from intertwine.stitch.passes import accuracy_of
 
 #: How often the range of sizes is halved in the search for an accuracy.
 HALVINGS = 8
 HOW = ("absorb", "merge")
-STATISTICS = ("keep", "reset")
 Progress = Callable[[str, float], None]
 
 
@@ -144,12 +144,8 @@ def _absorbing(prepared: Prepared, data: Any) -> Absorbing:
 def _check(
     parameters: float | int | None, floor: float | int | None, held_out: Any, how: str, data: Any, statistics: str
 ) -> None:
-    for name, value, known in (("how", how, HOW), ("statistics", statistics, STATISTICS)):
-        if value not in known:
-            raise InputError(
-                f"{name}={value!r} was asked for. {did_you_mean(value, known)}"
-                f"{name} is one of {', '.join(map(repr, known))}."
-            )
+    check_word("how", how, HOW)
+    check_statistics(statistics)
     if (parameters is None) == (floor is None):
         raise InputError("Ask for either parameters (how many may be left) or floor (the least accuracy), not both.")
     if parameters is not None and parameters <= 0:

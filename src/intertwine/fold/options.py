@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,24 @@ PRINTED: Mapping[str, Any] = {"terms": "in+out", "bias": False, "rows": "sum", "
 #: What the code published with that paper does: one merge per layer and sweep, BatchNorm vectors summed.
 PAPER_CODE: Mapping[str, Any] = {**PRINTED, "schedule": "round-robin", "norm": "sum"}
 
+#: What becomes of BatchNorm statistics where a folding looks at data.
+STATISTICS = ("keep", "reset")
+
 Beta = float | Mapping[str, float]
+
+
+def check_word(name: str, value: Any, known: Sequence[str]) -> None:
+    """Refuse a word that an option does not know."""
+    if value not in known:
+        raise InputError(
+            f"{name}={value!r} was asked for. {did_you_mean(str(value), known)}"
+            f"{name} is one of {', '.join(map(repr, known))}."
+        )
+
+
+def check_statistics(value: str) -> None:
+    """Refuse what cannot become of BatchNorm statistics."""
+    check_word("statistics", value, STATISTICS)
 
 
 @dataclass(frozen=True)
@@ -40,11 +57,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
             value = getattr(self, name)
-            if value not in known:
-                raise InputError(
-                    f"{name}={value!r} was asked for. {did_you_mean(str(value), known)}"
-                    f"{name} is one of {', '.join(map(repr, known))}."
-                )
+            check_word(name, value, known)
         for where, beta in self.beta.items() if isinstance(self.beta, Mapping) else [("", self.beta)]:
             if not 0 < beta < 1:
                 of = f" for {where!r}" if where else ""
