@@ -4,6 +4,7 @@
     python bench/stitch.py column --zoo zoos/myrtle    # 4 layers × 5 families of a Myrtle pair, 20 epochs (one GPU)
     python bench/stitch.py relu --zoo zoos/myrtle      # G_ReLU: direct, trained as printed, trained by us (one GPU)
     python bench/stitch.py tiny10                      # least squares and task loss on the published Tiny-10 networks
+    python bench/stitch.py cka                         # their CKA, positions or whole images as samples
     python bench/stitch.py moved                       # theorem 4.2: a network and its moved copy, every architecture
     python bench/stitch.py page                        # the tables of everything measured so far
 
@@ -31,6 +32,7 @@ import intertwine as it
 from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.features.batches import placed
 from intertwine.files import write_json
+from intertwine.measure.measure import find
 from intertwine.stitch.family import family_of, find_family
 from intertwine.stitch.passes import moments_of
 from intertwine.stitch.splice import Splice
@@ -151,15 +153,8 @@ def _row(part: str, options: argparse.Namespace, one: Any) -> dict[str, Any]:
 
 def measure_tiny10(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Figure 2 of paper 1 on its own networks: least squares and task loss before every ReLU."""
-    folder = Path(os.environ["INTERTWINE_DATA"]) / "tiny10"
-    networks = []
-    for file in sorted(folder.glob("*.safetensors"))[: 2 * options.pairs]:
-        model = build("tiny10").eval()
-        fill(model, read_checkpoint(file), str(file))
-        networks.append(model.to(options.device))
-    data = it.zoo.data("cifar10").normalised([255 * x for x in TINY10[0]], [255 * x for x in TINY10[1]])
-    data = data.subset(options.train, options.test).to(options.device)
-    for first in range(0, 2 * options.pairs, 2):
+    networks, data = _published(options)
+    for first in range(2 * options.first, 2 * options.pairs, 2):
         found = it.stitches(
             networks[first], networks[first + 1], [f"bn{i}" for i in range(1, 9)], ["identity", "affine"],
             data=TrainingBatches(data, replace(RECIPES["godfrey"], batch=128, shift=0, crop=0, flip=False), first),
@@ -171,12 +166,43 @@ def measure_tiny10(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield _row("tiny10", options, one) | {"batch": 128, "pair": [first, first + 1], "cka": _cka(one, data)}
 
 
-def _cka(one: Any, data: Any) -> float:
-    """Linear CKA of the transformed features of the front and the features of the back, on the first test batch."""
+def measure_cka(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Row 001-C26: CKA of transformed and own features, on both sides of every ReLU, positions or images as samples."""
+    networks, data = _published(options)
+    for first in range(0, 2 * options.pairs, 2):
+        for side in ("bn", "relu"):
+            found = it.stitches(
+                networks[first], networks[first + 1], [f"{side}{i}" for i in range(1, 9)], ["identity", "affine"],
+                data=data.batches("train", 500), test=data.batches("test", 500), fit="direct", progress=shown,
+            )  # fmt: skip
+            for one in found:
+                kinds = {"cka": _cka(one, data), "cka_images": _cka(one, data, images=True)}
+                yield _row("cka", options, one) | {"pair": [first, first + 1], "images": options.train} | kinds
+
+
+def _published(options: argparse.Namespace) -> tuple[list[nn.Module], Any]:
+    """The Tiny-10 networks that their authors published, and CIFAR-10 as these were fed."""
+    folder = Path(os.environ["INTERTWINE_DATA"]) / "tiny10"
+    networks = []
+    for file in sorted(folder.glob("*.safetensors"))[: 2 * options.pairs]:
+        model = build("tiny10").eval()
+        fill(model, read_checkpoint(file), str(file))
+        networks.append(model.to(options.device))
+    data = it.zoo.data("cifar10").normalised([255 * x for x in TINY10[0]], [255 * x for x in TINY10[1]])
+    return networks, data.subset(options.train, options.test).to(options.device)
+
+
+def _cka(one: Any, data: Any, *, images: bool = False) -> float:
+    """Linear CKA of the transformed features of the front and the features of the back, on the first test batch.
+
+    Every position of an image is a sample; or every image, with all channels at all positions as its features.
+    """
     splice, cut = one.model.splice, one.model.number
     call = (next(iter(data.batches("test", 500)))[0],), {}
     with splice.running(), torch.no_grad():
         moved, own = one.map(splice.front(call)[cut].rows), splice.targets(call)[cut]
+    if images:
+        return find("linear_cka_biased")(moved.flatten(1), own.flatten(1)).value
     return trace(own, moved)["linear_cka_biased"]
 
 
@@ -243,6 +269,7 @@ PARTS = {
     "column": measure_column,
     "relu": measure_relu,
     "tiny10": measure_tiny10,
+    "cka": measure_cka,
     "moved": measure_moved,
 }
 
@@ -260,7 +287,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--batch", type=int, default=100)
     top.add_argument("--epochs", type=int, default=20)
     top.add_argument("--pairs", type=int, default=1)
-    top.add_argument("--first", type=int, default=0, help="the first pair of relu")
+    top.add_argument("--first", type=int, default=0, help="the first pair of relu and tiny10")
     top.add_argument("--rate", type=float, default=1e-3, help="of our own training of G_ReLU")
     top.add_argument("--precision", default="float32")
     top.add_argument("--architectures", metavar="NAME,…", help="of moved; all of the zoo where not given")

@@ -1,8 +1,12 @@
-"""Recording a training step on a GPU, so that its many small kernels are started at once; elsewhere it just runs."""
+"""A training step on a GPU: recorded, so that its many small kernels are started at once, and parts of it side by side.
+
+On other devices a step just runs, one part after another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,3 +77,34 @@ class Recording:
         with torch.cuda.stream(stream):
             self.step(call, targets)
         torch.cuda.current_stream().wait_stream(stream)
+
+
+class Branches:
+    """Parts of a step that do not feel each other: on a GPU each on a stream of its own, so that they run side by side.
+
+    Example:
+        >>> branches = Branches(["a", "b"], torch.device("cpu"))
+        >>> for key in ("a", "b"):
+        ...     with branches.beside(key):
+        ...         pass
+        >>> branches.join()
+    """
+
+    def __init__(self, keys: Iterable[Hashable], device: torch.device) -> None:
+        self.streams = {key: torch.cuda.Stream(device) for key in keys} if device.type == "cuda" else {}
+
+    @contextmanager
+    def beside(self, key: Hashable) -> Iterator[None]:
+        """Work of this part; it sees everything that was done before, and `join` ends it."""
+        stream = self.streams.get(key)
+        if stream is None:
+            yield
+            return
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+
+    def join(self) -> None:
+        """Go on when every part is done."""
+        for stream in self.streams.values():
+            torch.cuda.current_stream().wait_stream(stream)

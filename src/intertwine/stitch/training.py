@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from intertwine.features.batches import Call
 from intertwine.features.labelled import Labelled, labelled
 from intertwine.stitch.jobs import Job, mapped
-from intertwine.stitch.recording import Recording
+from intertwine.stitch.recording import Branches, Recording
 from intertwine.stitch.splice import Arrived, Splice
 from intertwine.stitch.statistics import PairStatistics, Statistics
 from intertwine.stitch.targets import Targets, answer, logits_of
@@ -51,6 +51,7 @@ class Trainer:
         self.totals = {cut: torch.zeros(len(group), device=self.device) for cut, group in self.groups.items()}
         self.steps = 0  # of the whole training
         self.recording = Recording(self._train, self.device)
+        self.branches = Branches(self.groups, self.device)
 
     # -- one epoch -----------------------------------------------------------------------------------------------------
 
@@ -111,22 +112,39 @@ class Trainer:
                     own = logits_of(answer(self.splice.back_model, call))
             wanted = self._wanted(call)
             for cut, group in self.groups.items():
-                active = [job.family.map(job.parameters) for job in group]
-                rows = mapped(arrived[cut].rows, active)
-                outputs = self.leave(cut, rows, arrived[cut], call, "batch")
-                each = self.targets[cut](outputs, targets, own)
-                self.totals[cut] += each.detach()
-                if wanted is not None:
-                    each = each + self._similarity(group, rows, wanted[cut])
-                penalties = [job.family.penalty(job.parameters) for job in group if job.trained]
-                if each.requires_grad:
-                    torch.stack([each.sum(), *penalties]).sum().backward()
+                with self.branches.beside(cut):
+                    self._descend(cut, group, arrived[cut], call, targets, own, wanted)
+        self.branches.join()
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        for job in self.jobs:
-            if job.trained:
-                job.family.project_(job.parameters)
+        for cut, group in self.groups.items():
+            with self.branches.beside(cut):
+                for job in group:
+                    if job.trained:
+                        job.family.project_(job.parameters)
+        self.branches.join()
+
+    def _descend(
+        self,
+        cut: int,
+        group: Sequence[Job],
+        arrived: Arrived,
+        call: Call,
+        targets: Any,
+        own: Tensor | None,
+        wanted: tuple[Tensor, ...] | None,
+    ) -> None:
+        """Gradients of the stitches of one cut. `own`: answers of the back network. `wanted`: its features."""
+        rows = mapped(arrived.rows, [job.family.map(job.parameters) for job in group])
+        outputs = self.leave(cut, rows, arrived, call, "batch")
+        each = self.targets[cut](outputs, targets, own)
+        self.totals[cut] += each.detach()
+        if wanted is not None:
+            each = each + self._similarity(group, rows, wanted[cut])
+        penalties = [job.family.penalty(job.parameters) for job in group if job.trained]
+        if each.requires_grad:
+            torch.stack([each.sum(), *penalties]).sum().backward()
 
     def _wanted(self, call: Call) -> tuple[Tensor, ...] | None:
         if not any(job.settings.cka for job in self.jobs):

@@ -112,11 +112,14 @@ def doubly_stochastic(matrix: Float[Tensor, "n n"], rounds: int = ROUNDS) -> Flo
         >>> doubly_stochastic(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), rounds=1)
         tensor([[0.6667, 0.3333], [0.0000, 1.0000]])
     """
-    smallest = torch.finfo(matrix.dtype).tiny  # zeros stay zeros, and a recorded step has few kernels
+    # scales of rows and columns are kept apart from the matrix: a recorded step reads it twice a round, writes it once
+    smallest = torch.finfo(matrix.dtype).tiny  # zeros stay zeros
+    rows = matrix.new_ones(len(matrix))
+    columns = rows
     for _ in range(rounds):
-        for axis in (0, 1):
-            matrix = matrix / matrix.sum(axis, keepdim=True).clamp_(min=smallest)
-    return matrix
+        columns = torch.mv(matrix.mT, rows).clamp_(min=smallest).reciprocal_()
+        rows = torch.mv(matrix, columns).clamp_(min=smallest).reciprocal_()
+    return rows[:, None] * matrix * columns
 
 
 def sum_error(matrix: Float[Tensor, "n n"]) -> float:
