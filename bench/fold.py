@@ -37,6 +37,8 @@ SAME = {
 }
 #: Architecture, weight decay, epochs: what one GPU trains in under ten minutes. The paper prints 1e-4.
 TRAINED = (("vgg16_bn", 1e-4, 100), ("vgg16_bn", 5e-4, 100), ("resnet18", 5e-4, 60))
+#: Shares of the parameters at which methods are compared, and how far above a share still counts as it.
+COLUMNS, ROUNDED = (1.0, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1), 0.005
 #: Accuracy relative to the whole network that the paper lets go of (row 003-F20).
 ENOUGH = 0.95
 
@@ -61,6 +63,7 @@ def measure_curves(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     case = opened(
         options.name, options.zoo, options.network, options.seen, options.test, options.device, options.peers
     )  # fmt: skip
+    case = replace(case, reset=not options.no_reset)
     known = [] if options.again else [_key("curves", row) for row in read(options.results).get("curves", [])]
     for method, value in settings(options.methods.split(","), options.betas, options.shares):
         if _key("curves", case.about | {"method": method, "value": value}) not in known:
@@ -73,7 +76,7 @@ def train(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if options.train or options.test:
         data = data.subset(options.train, options.test)
     for name, decay, epochs in TRAINED:
-        if options.names and name not in options.names.split(","):
+        if (options.names and name not in options.names.split(",")) or options.decay not in (None, decay):
             continue
         length = options.epochs or epochs
         how = recipe(
@@ -174,20 +177,26 @@ def _percent(value: float | None) -> str:
 
 
 def _curves_table(results: dict[str, Any]) -> Iterator[str]:
+    """Per network, the best that every method has within some shares of the parameters; all rows are in the file."""
     for name, rows in _networks(results):
-        yield f"{name}:"
+        yield f"{name}: highest accuracy, % (after statistics reset) with at most so many of the parameters:"
         yield ""
-        yield "| method | setting | parameters, % | FLOPs, % | accuracy, % | after statistics reset | seconds |"
-        yield "|---|---|---|---|---|---|---|"
-        order = ["none", *METHODS]
-        for r in sorted(rows, key=lambda r: (order.index(r["method"]), r["knob"] == "share", r["value"] or 0)):
-            setting = f"{r['knob']} {r['value']:g}" if r["knob"] else ""
-            if "failed" in r:
-                yield f"| {r['method']} | {setting} | | | {r['failed'][:80]} | | |"
-                continue
-            cells = [_percent(r[k]) for k in ("parameters_share", "flops_share", "accuracy", "accuracy_reset")]
-            yield f"| {r['method']} | {setting} | {' | '.join(cells)} | {r['seconds']:.1f} |"
+        yield f"| method | {' | '.join(f'{share:.0%}' for share in COLUMNS)} |"
+        yield "|---" * (len(COLUMNS) + 1) + "|"
+        for method in ("none", *METHODS):
+            of = [r for r in rows if r["method"] == method and "failed" not in r]
+            if of:
+                yield f"| {method} | {' | '.join(_best(of, share) for share in COLUMNS)} |"
         yield ""
+
+
+def _best(rows: list[dict[str, Any]], share: float) -> str:
+    """The most accurate row as it is, and after a reset, of those that are small enough."""
+    small = [r for r in rows if r["parameters_share"] <= share + ROUNDED]
+    if not small:
+        return ""
+    reset = max((r["accuracy_reset"] or 0.0 for r in small), default=0.0)
+    return _percent(max(r["accuracy"] for r in small)) + (f" ({_percent(reset)})" if reset else "")
 
 
 def _least_table(results: dict[str, Any]) -> Iterator[str]:
@@ -239,10 +248,12 @@ def parser() -> argparse.ArgumentParser:
     curves.add_argument("--seen", type=int, default=10_000, help="training images for statistics")
     curves.add_argument("--test", type=int, default=10_000, help="test images")
     curves.add_argument("--peers", metavar="PYTHON", help="an interpreter that has torch-pruning")
+    curves.add_argument("--no-reset", action="store_true", help="leave out accuracies after statistics reset")
     curves.add_argument("--again", action="store_true", help="measure rows anew that are there")
     training = parts.add_parser("train")
     training.add_argument("--out", required=True, metavar="FOLDER", help="one folder in it per network")
     training.add_argument("--names", metavar="NAME,…", help="architectures; all where not given")
+    training.add_argument("--decay", type=float, help="those of one weight decay only")
     training.add_argument("--seeds", default="0:1", help="trained together, one network each")
     training.add_argument("--data", default="cifar10")
     training.add_argument("--epochs", type=int)

@@ -58,6 +58,7 @@ class Case:
     test: Batches
     device: str
     peer: str | None = None  # an interpreter that has torch-pruning
+    reset: bool = True  # whether accuracy is also taken after statistics have been estimated again
 
     @property
     def example(self) -> Tensor:
@@ -119,6 +120,7 @@ def by_torch_pruning(case: Case, share: float) -> nn.Module:
 
 METHODS = {
     "fold": Method("beta", folded),
+    "fold-largest": Method("beta", partial(folded, maximum="fixed")),
     "fold-printed": Method("beta", partial(folded, **PRINTED)),
     "fold-paper-code": Method("beta", partial(folded, **PAPER_CODE)),
     "fold-to": Method("share", absorbed),
@@ -179,7 +181,7 @@ def scored(model: nn.Module, case: Case) -> dict[str, Any]:
     """What is left of a network, and how well it does."""
     costs = [(count_parameters(m), count_flops(m, ((case.example,), {}))) for m in (case.model, model)]
     placed = model.to(case.device).eval()
-    reset = reset_statistics(placed, case.train).eval() if batch_norms(placed) else None
+    reset = reset_statistics(placed, case.train).eval() if case.reset and batch_norms(placed) else None
     return {
         "parameters": costs[1][0], "parameters_share": costs[1][0] / costs[0][0],
         "flops_share": costs[1][1] / costs[0][1], "accuracy": accuracy(placed, case.test),

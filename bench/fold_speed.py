@@ -62,7 +62,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 def floor(prepared: Prepared, options: Options) -> float:
     """Seconds for one Gram matrix per wire, which any way to know all distances has to make."""
     measured = Merging(prepared.wires, options).measured
-    rows = [[slices(s.piece.data, s.dim) for s in wire.sites if measured(s)] for wire in prepared.wires]
+    rows = [[slices(s.piece.data, s.dim).numpy() for s in wire.sites if measured(s)] for wire in prepared.wires]
 
     def grams() -> None:
         for wire in rows:
@@ -198,7 +198,7 @@ def measure_printed(beta: float, every: int, model: nn.Module | None = None, nam
 
 
 def measure_large(name: str, beta: float, side: int = 224) -> Iterator[dict[str, Any]]:
-    """A network of torchvision, both schedules."""
+    """A network of torchvision: as `fold` is called, where few merge, and by the largest distance, where most do."""
     from intertwine.models.torchvision_ops import declare_missing_ops
 
     declare_missing_ops()
@@ -206,7 +206,7 @@ def measure_large(name: str, beta: float, side: int = 224) -> Iterator[dict[str,
 
     torch.manual_seed(0)
     model, x = spread(torchvision.models.get_model(name)), torch.zeros(1, 3, side, side)
-    for schedule in ("layerwise", "round-robin"):
-        row, _ = measure_ours(model, x, beta, schedule=schedule)
-        said = {"what": f"torchvision {name}", "schedule": schedule, "beta": beta, "options": "as called"}
+    for options, chosen in {"as called": {}, 'maximum="fixed"': {"maximum": "fixed"}}.items():
+        row, _ = measure_ours(model, x, beta, **chosen)
+        said = {"what": f"torchvision {name}", "schedule": "layerwise", "beta": beta, "options": options}
         yield row | said | {"bar": BARS.get(name)}

@@ -1,10 +1,13 @@
-"""Draw the figures of docs/folding.md again, from perceptrons trained on MNIST in minutes. Needs `plot`, and MNIST.
+"""Draw the figures of docs/folding.md again: from perceptrons trained on MNIST in minutes, and from what was measured.
+
+Needs `plot`, and MNIST. The picture of VGG-16 and ResNet-18 is drawn from bench/results/fold.json.
 
 python docs/folding_figures.py
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,13 +28,29 @@ from intertwine.fold.folded import Fold
 
 HIDDEN = 5
 WIDTHS, DECAYS = (64, 128, 256), (5e-4, 5e-3, 1e-2)
-BETAS = (1e-3, 0.003, 0.01, 0.02, 0.05, 0.07, 0.1, 0.2)
+BETAS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+#: Shares of the largest distance, which is what the paper's β is.
+OF_LARGEST = (1e-3, 0.003, 0.01, 0.02, 0.05, 0.07, 0.1, 0.2)
 #: Width and weight decay of the network that most pictures show, and the beta they show it under.
-SHOWN, BETA = (128, 1e-2), 0.01
+SHOWN, BETA = (128, 1e-2), 0.1
 #: Of parameters, or of the features of every layer where a method takes those.
 SHARES = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05)
 #: Training images that absorbing looks at where it looks at any.
 SEEN = 1000
+RESULTS = Path(__file__).parents[1] / "bench" / "results" / "fold.json"
+#: Method of bench/fold.py → its name here, colour and line.
+MEASURED = {
+    "fold-to-seen": ("fold_to, 2,000 images seen", "#1a365d", "o-"),
+    "fold-to": ("fold_to, without data", "#2b6cb0", "o-"),
+    "fold-to-merge": ('fold_to, how="merge"', "#63b3ed", "o-"),
+    "fold": ("fold", "#2f855a", "s-"),
+    "fold-paper-code": ("fold as the paper's code", "#b7791f", "s-"),
+    "fold-printed": ("fold as printed", "#ecc94b", "s-"),
+    "prune-gamma-across": ("prune, BatchNorm γ", "#c2410c", "^--"),
+    "prune-l1": ("prune, L1", "#a0aec0", "^--"),
+}
+#: What the paper prints for VGG-16: parameters left and accuracy, in percent.
+PRINTED = (23.03, 91.78)
 
 
 def trained(width: int, decay: float, data: Any, epochs: int = 10) -> torch.nn.Module:
@@ -66,7 +85,8 @@ def methods(models: Mapping[str, torch.nn.Module], data: Any, x: torch.Tensor) -
         f"fold_to, {SEEN:,} images seen": ("#1a365d", "o-", partial(it.fold_to, data=seen), "parameters", SHARES),
         "fold_to, without data": ("#2b6cb0", "o-", it.fold_to, "parameters", SHARES),
         'fold_to, how="merge"': ("#63b3ed", "o-", partial(it.fold_to, how="merge"), "parameters", SHARES),
-        "fold, one β for all": ("#2f855a", "s-", it.fold, "beta", BETAS),
+        "fold": ("#2f855a", "s-", it.fold, "beta", BETAS),
+        'fold, maximum="fixed"': ("#b7791f", "s-", partial(it.fold, maximum="fixed"), "beta", OF_LARGEST),
         "fold_kmeans": ("#9ae6b4", "s-", it.fold_kmeans, "widths", SHARES),
         "prune, L1": ("#c2410c", "^--", it.prune, "widths", SHARES),
         "prune, random": ("#a0aec0", "^--", partial(it.prune, score="random"), "widths", SHARES),
@@ -87,12 +107,34 @@ def methods(models: Mapping[str, torch.nn.Module], data: Any, x: torch.Tensor) -
     return figure
 
 
+def measured(rows: list[dict[str, Any]]) -> Any:
+    """Accuracy against parameters of the networks that bench/fold.py measured, a panel each."""
+    kinds = list(dict.fromkeys((row["architecture"], row["weight_decay"]) for row in rows))
+    figure, panels = plt.subplots(1, len(kinds), figsize=(12.6, 4.6), sharey=True, squeeze=False)
+    for axes, kind in zip(panels[0], kinds, strict=True):
+        of = [row for row in rows if (row["architecture"], row["weight_decay"]) == kind and "failed" not in row]
+        for method, (label, colour, style) in MEASURED.items():
+            points = sorted((100 * r["parameters_share"], 100 * r["accuracy"]) for r in of if r["method"] == method)
+            axes.plot(*zip(*points, strict=True) if points else ([], []), style, markersize=3, color=colour, label=label)
+        if kind[0].startswith("vgg16"):
+            axes.plot(*PRINTED, "*", color="black", markersize=11, label="printed for VGG-16")
+        axes.axhline(100 * next(r["accuracy"] for r in of if r["method"] == "none"), color="0.8", linewidth=0.8)
+        axes.set(xlabel="parameters left, %", xlim=(0, 60), ylim=(60, 96))
+        axes.set_title(f"{kind[0]}, weight decay {kind[1]:g}", loc="left", fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].set_ylabel("right answers, %")
+    figure.tight_layout(rect=(0, 0.13, 1, 1))
+    figure.legend(*panels[0][0].get_legend_handles_labels(), frameon=False, ncols=5, loc="lower center", fontsize=9)
+    plt.close(figure)
+    return figure
+
+
 def _point(folded: Fold, test: Any) -> tuple[float, float]:
     return 100 * folded.parameters.share, 100 * right_answers(folded.model, test)
 
 
 def accuracies(models: Mapping[tuple[int, float], torch.nn.Module], test: Any, x: torch.Tensor) -> Any:
-    """Accuracy against the share of parameters left, by width and by weight decay."""
+    """Accuracy against the share of parameters left, by width and by weight decay, far beyond what is free."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6), sharey=True)
     panels = (
         (left, {f"width {w}": (w, SHOWN[1]) for w in WIDTHS}, f"Weight decay {SHOWN[1]:g}"),
@@ -101,7 +143,7 @@ def accuracies(models: Mapping[tuple[int, float], torch.nn.Module], test: Any, x
     for axes, lines, title in panels:
         for i, (label, kind) in enumerate(lines.items()):
             points = [(100.0, 100 * right_answers(models[kind], test))]
-            points += [_point(it.fold(models[kind], x, beta=beta), test) for beta in BETAS]
+            points += [_point(it.fold(models[kind], x, beta=beta, maximum="fixed"), test) for beta in OF_LARGEST]
             colour = plt.get_cmap("viridis")(0.85 - 0.8 * i / (len(lines) - 1))
             axes.plot(*zip(*points, strict=True), "o-", markersize=4, color=colour, label=label)
         axes.set(xlabel="parameters left, %", xlim=(0, 102), ylim=(0, 100))
@@ -128,4 +170,6 @@ def save(folder: Path, name: str, figure: Any) -> None:
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
+    with mpl.rc_context(STEADY):
+        save(IMAGES, "measured", measured(json.loads(RESULTS.read_text(encoding="utf-8"))["curves"]))
     draw(IMAGES, it.zoo.data("mnist").subset(10_000, 2_000))

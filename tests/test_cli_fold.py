@@ -334,7 +334,7 @@ def test_nothing_to_fold_and_nothing_near_enough_are_told(run: Run, nets: Path, 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--beta", "1"], "beta=1.0 was asked for. It is a share of the largest distance, above 0 and below 1"),
+        (["--beta", "1"], "beta=1.0 was asked for. It is a share of a distance, above 0 and below 1"),
         (["--beta", "x"], "--beta x was asked for. Write a number such as 0.1, or LAYER=NUMBER for one layer."),
         (["--beta", "0.1", "--beta", "0.2"], "--beta was given 2 times (0.1 0.2). Give one number for all layers"),
         (["--beta", "0.1", "--beta", "1=0.2"], "--beta was given 2 times (0.1 1=0.2)."),

@@ -36,13 +36,13 @@ def accuracy(model: nn.Module, batches: Batches) -> float:
 @cache
 def along_the_grid(widths: tuple[int, ...], number: int) -> tuple[Fold, ...]:
     model = perceptrons(*widths, count=2)[number]
-    return tuple(fold(model, IMAGE, beta=beta, rows="ward") for beta in BETAS)
+    return tuple(fold(model, IMAGE, beta=beta, rows="ward", maximum="fixed") for beta in BETAS)
 
 
 @pytest.mark.parametrize("rows", ["ward", "mean", "sum"])
 def test_parameters_fall_along_the_printed_grid_003_F16(rows: str) -> None:
     model = perceptrons(*NARROW, count=2)[0]
-    sizes = [fold(model, IMAGE, beta=beta, rows=rows).parameters.after for beta in BETAS]
+    sizes = [fold(model, IMAGE, beta=beta, rows=rows, maximum="fixed").parameters.after for beta in BETAS]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) > 5
     assert sizes[0] > 2 * sizes[-1]

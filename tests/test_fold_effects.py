@@ -107,17 +107,17 @@ def test_merges_are_those_of_weighted_ward_clustering_by_hand(act: Callable[[], 
         squares = ((means[:, None] - means[None]) ** 2).sum(-1)
         return squares * 2 / (1 / total[:, None] + 1 / total[None])
 
-    largest = apart().max()
+    usual = np.median(apart()[np.triu_indices(12, 1)])
     while True:
         table = apart() + np.diag([np.inf] * len(means))
-        if table.min() > 0.15 * largest:
+        if table.min() > 0.5 * usual:
             break
         m, n = sorted(np.unravel_index(table.argmin(), table.shape))
         means[m] = (total[m] * means[m] + total[n] * means[n]) / (total[m] + total[n])
         total[m] += total[n]
         groups[m] += groups.pop(n)
         means, total = np.delete(means, n, 0), np.delete(total, n)
-    folded: Any = fold(model, X, beta=0.15)
+    folded: Any = fold(model, X, beta=0.5)
     assert {tuple(sorted(g)) for g in groups} == set(folded.groups["0"])
     assert 2 < len(groups) < 11
     small: Any = nn.Sequential(nn.Linear(4, len(groups)), act(), nn.Linear(len(groups), 3)).double()
@@ -133,7 +133,7 @@ def test_equal_weights_give_ward_clustering_of_scipy() -> None:
     with torch.no_grad():
         model[2].weight[:] = 1.0
     rows = torch.cat([model[0].weight, model[0].bias[:, None]], 1).detach().numpy()
-    folded = fold(model, X, beta=0.2)
+    folded = fold(model, X, beta=0.6)
     labels = fcluster(linkage(rows, "ward"), len(folded.groups["0"]), "maxclust")
     expected = {tuple(np.flatnonzero(labels == c).tolist()) for c in set(labels.tolist())}
     assert set(folded.groups["0"]) == expected

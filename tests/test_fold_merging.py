@@ -51,14 +51,22 @@ class Reference:
             found = found * 2 / (1 / counts[:, None] + 1 / counts[None])
         return found
 
+    def reference(self, layer: int) -> float:
+        """What β is a share of: the largest distance, or the one in the middle."""
+        table = self.distances(layer)
+        pairs = sorted(table[i, j] for i in range(len(table)) for j in range(i) if table[i, j] > 1e-6 * table.max())
+        if self.options["maximum"] != "typical":
+            return float(table.max())
+        return float(pairs[len(pairs) // 2] + pairs[(len(pairs) - 1) // 2]) / 2
+
     def step(self, layer: int) -> bool:
         """One merge; False where the layer is done."""
         if len(self.groups[layer]) == 1:
             return False
         table = self.distances(layer)
         largest = table.max()
-        if self.options["maximum"] == "fixed":
-            largest = self.start.setdefault(layer, largest)
+        if self.options["maximum"] != "recompute":
+            largest = self.start.setdefault(layer, self.reference(layer))
         np.fill_diagonal(table, np.inf)
         if table.min() > self.options["beta"] * largest:
             return False
@@ -85,7 +93,7 @@ class Reference:
                     pass
         else:
             for layer in hidden:
-                self.start[layer] = self.distances(layer).max()
+                self.start[layer] = self.reference(layer)
             while sum(self.step(layer) for layer in hidden):  # every layer, every sweep
                 pass
         return [{tuple(sorted(g)) for g in groups} for groups in self.groups]
@@ -103,7 +111,8 @@ def chain(act: Callable[[], nn.Module]) -> nn.Sequential:
 IMAGE = torch.randn(2, 2, 6, 6, dtype=torch.float64)
 CHOICES = list(
     product(
-        ("layerwise", "round-robin"), ("in", "in+out"), (False, True), ("ward", "mean", "sum"), ("fixed", "recompute")
+        *(("layerwise", "round-robin"), ("in", "in+out"), (False, True), ("ward", "mean", "sum")),
+        ("typical", "fixed", "recompute"),
     )
 )
 

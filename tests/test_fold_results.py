@@ -36,7 +36,7 @@ def test_the_result_reads_as_a_table_and_as_a_dict() -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_beta_is_a_share(beta: float) -> None:
-    with pytest.raises(InputError, match=r"beta=.* was asked for. It is a share of the largest distance, above 0 and"):
+    with pytest.raises(InputError, match=r"beta=.* was asked for. It is a share of a distance, above 0 and"):
         fold(net(), X, beta=beta)
     with pytest.raises(InputError, match="for '0'"):
         complexity(net(), X, beta={"0": beta})

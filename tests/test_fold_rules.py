@@ -436,7 +436,31 @@ def test_largest_distance_fixed_or_recomputed_003_F10(
 def test_a_wire_stops_above_beta_times_the_largest_and_not_at_it_003_F10() -> None:
     """Distances 1, 9 and 16 (0, 1 and 4): the first pair is merged from 1/16 on."""
     for beta, left in ((0.0624, 3), (0.0625, 2)):
-        assert fold(line(2.0, 3.0, 6.0), ONE, beta=beta, rows="mean").widths["0"].after == left
+        assert fold(line(2.0, 3.0, 6.0), ONE, beta=beta, rows="mean", maximum="fixed").widths["0"].after == left
+
+
+def test_a_wire_stops_above_beta_times_the_usual_distance_003_F10() -> None:
+    """Distances 1, 4, 9, 36, 64 and 81: the middle of 9 and 36 is 22.5, and 1 is merged from 1/22.5 on."""
+    found = [fold(line(2.0, 3.0, 5.0, 11.0), ONE, beta=b / 22.5, rows="mean").widths["0"].after for b in (0.99, 1.01)]
+    assert found == [4, 3]
+
+
+def test_one_feature_far_away_changes_little_where_the_usual_distance_counts_003_F10() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(30, dtype=torch.float64).abs().tolist()
+    for maximum, same in (("typical", True), ("fixed", False)):
+        near, far = (
+            fold(line(*rows, last), ONE, beta=0.01, rows="mean", maximum=maximum).widths["0"].after
+            for last in (3.0, 300.0)
+        )
+        assert (abs(near - far) <= 1) is same, maximum
+
+
+@torch.no_grad()
+def test_copies_have_no_part_in_the_usual_distance_003_F10() -> None:
+    """Most pairs are copies: the median of all is zero, and by it nothing but copies would be merged."""
+    found = fold(line(*[1.0] * 30, 5.0, 5.2), ONE, beta=0.1, rows="mean")
+    assert found.groups["0"] == (tuple(range(30)), (30, 31))
 
 
 @pytest.mark.parametrize("rows", ["ward", "mean"])
@@ -457,7 +481,7 @@ def test_features_that_are_all_the_same_become_one_in_spite_of_rounding_003_F10(
 def test_max_ratio_counts_features_of_the_wire_003_F11(share: float | None, left: int) -> None:
     model = line(1.0, 1.01, 1.02, 1.04, 9.0)
     for schedule in CHOICES["schedule"]:
-        found = fold(model, ONE, beta=0.99999, rows="mean", max_ratio=share, schedule=schedule)
+        found = fold(model, ONE, beta=0.99999, rows="mean", maximum="fixed", max_ratio=share, schedule=schedule)
         assert found.widths["0"].after == left
 
 
@@ -659,7 +683,7 @@ def mobile() -> Any:
 @pytest.mark.parametrize("make", [mobile, lambda: padded().float()], ids=["depthwise", "padded"])
 def test_saved_loaded_exported_and_trained(make: Any, tmp_path: Path) -> None:
     model, images = make(), IMAGES.float()
-    folded = fold(model, images, beta=0.8, rows="mean", max_ratio=0.5)
+    folded = fold(model, images, beta=0.8, rows="mean", maximum="fixed", max_ratio=0.5)
     assert folded.removed > 0
     small = folded.model
     save_file(small.state_dict(), tmp_path / "small.safetensors")

@@ -124,7 +124,7 @@ def test_commands_of_the_page_are_understood() -> None:
 def test_pictures_are_there() -> None:
     found = set(re.findall(r"\]\((images/[\w.-]+)\)", PAGE))
     assert found == {f"images/{path.name}" for path in (DOCS / "images").glob("folding_*")}
-    assert len(found) == 5
+    assert len(found) == 6
     for picture in found:
         assert (DOCS / picture).stat().st_size < 1_000_000
 
@@ -137,10 +137,12 @@ def test_pictures_can_be_drawn_again_003_F17_F18_F19_F25(tmp_path: Path, monkeyp
     monkeypatch.setattr(figures, "WIDTHS", (12, 16))
     monkeypatch.setattr(figures, "DECAYS", (5e-4, 1e-2))
     monkeypatch.setattr(figures, "HIDDEN", 2)
-    monkeypatch.setattr(figures, "BETAS", (0.3,))
+    monkeypatch.setattr(figures, "BETAS", (0.8,))
+    monkeypatch.setattr(figures, "OF_LARGEST", (0.3,))
     monkeypatch.setattr(figures, "SHARES", (0.6,))
     monkeypatch.setattr(figures, "SHOWN", (16, 1e-2))
-    monkeypatch.setattr(figures, "BETA", 0.3)
+    monkeypatch.setattr(figures, "BETA", 0.8)
     figures.draw(tmp_path, it.zoo.data("digits"), epochs=2)
+    figures.save(tmp_path, "measured", figures.measured(json.loads(figures.RESULTS.read_text())["curves"]))
     drawn = {path.name for path in tmp_path.iterdir()}
     assert drawn == {path.name for path in (DOCS / "images").glob("folding_*")}

@@ -58,7 +58,7 @@ def add_fold(command: ArgumentParser) -> None:
         "--beta",
         metavar="B",
         action="append",
-        help="a layer stops when its smallest distance exceeds B times its largest; above 0, below 1, more merges more "
+        help="a layer stops when its smallest distance exceeds B times the usual one; above 0, below 1, more merges more "
         "(default 0.1). LAYER=B for one layer; repeat it for several, all others are then left alone",
     )
     words = {
@@ -66,7 +66,7 @@ def add_fold(command: ArgumentParser) -> None:
         "terms": "distances look at incoming weights, or at outgoing ones too",
         "rows": "features are compared by what a merge changes in the layers behind; or by rows, those of a group by "
         "their mean, with larger groups farther apart (ward) or not (mean); or by sums of rows as printed",
-        "maximum": "the largest distance is that of the start, or measured again at every step",
+        "maximum": "what beta is a share of: the usual distance of two features, the largest, or that at every step",
         "norm": "BatchNorm is taken into the layer before it, which is exact, or summed as the paper's code does",
     }
     for name, known in CHOICES.items():

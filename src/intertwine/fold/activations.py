@@ -45,7 +45,7 @@ def fold_activations(
     Args:
         model: any network; it is not changed.
         data: batches of (inputs, targets), or of inputs alone. Read once; twice with statistics="reset".
-        beta: as for `fold`: a wire stops when its smallest distance exceeds beta times its largest at the start.
+        beta: in (0, 1): a wire stops when its smallest distance exceeds beta times its largest at the start.
         widths: instead of beta: the share of its features that every wire keeps, or wire → number of features.
         at: which tensors speak for a wire: "post" (after nonlinearities) or "pre" (before).
         statistics: "reset" estimates those of BatchNorm again on the data, once the network is folded; "keep" does not.

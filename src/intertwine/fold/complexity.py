@@ -135,7 +135,7 @@ def complexity(
     terms: str = "in",
     bias: bool = True,
     rows: str = "effect",
-    maximum: str = "fixed",
+    maximum: str = "typical",
     norm: str = "fold",
     dead: float = DEAD,
     **example_kwargs: Any,

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 #: How far a squared distance read off a Gram matrix may be from the truth, relative to the squared lengths.
 ROUNDING = 1e-13
+#: Distances below this share of the largest say nothing of how far apart features usually are: copies and dead features.
+NOTHING = 1e-6
 
 
 class Distances:
@@ -74,6 +76,14 @@ class Distances:
         far = self.far or Extremes(-self.table, self.alive)
         return max(-far.value, 0.0)
 
+    @property
+    def typical(self) -> float:
+        """How far apart two live features usually are: the median, copies and dead features left out."""
+        live = np.flatnonzero(self.alive)
+        pairs = self.table[np.ix_(live, live)][np.triu_indices(len(live), 1)]
+        pairs = pairs[pairs > NOTHING * self.largest]
+        return float(np.median(pairs)) if len(pairs) else 0.0
+
     def pair(self) -> tuple[int, int]:
         """The two features nearest to each other, the lower index first."""
         return self.near.pair()
@@ -95,9 +105,12 @@ class Distances:
     def _measure(self, m: int, n: int) -> None:
         row = np.zeros(len(self.alive))
         for kind, gram in self.grams.items():
-            scale = self._scale(kind)
-            squares = gram.diagonal() * scale**2
-            row += squares + squares[m] - 2 * gram[m] * scale * scale[m]
+            if self.per_count and kind == "sum":
+                scale = self._scale(kind)
+                squares = gram.diagonal() * scale**2
+                row += squares + squares[m] - 2 * gram[m] * scale * scale[m]
+            else:
+                row += gram.diagonal() + gram[m, m] - 2 * gram[m]
         if self.weighted:
             row *= _weights(self.counts, self.counts[m])
         self.table[m], self.table[:, m] = row, row

@@ -29,7 +29,7 @@ def fold(
     terms: str = "in",
     bias: bool = True,
     rows: str = "effect",
-    maximum: str = "fixed",
+    maximum: str = "typical",
     norm: str = "fold",
     max_ratio: float | int | None = None,
     **example_kwargs: Any,
@@ -42,8 +42,8 @@ def fold(
 
     Args:
         model: any network; it is not changed. *example_args, **example_kwargs: inputs it can be called with.
-        beta: in (0, 1). A layer stops when its smallest distance exceeds beta times the largest; more merges more.
-            A mapping gives every wire its own, and leaves out those it does not name.
+        beta: in (0, 1). A layer stops when its smallest distance exceeds beta times the one that `maximum` names; more
+            merges more. A mapping gives every wire its own, and leaves out those it does not name.
         schedule: "layerwise", or "round-robin": one merge per layer and sweep.
         terms: what makes two features differ: "in", their incoming rows, which is all that equivalence needs; "in+out"
             (Eq. 6), their outgoing columns too. bias: whether biases count as part of the rows.
@@ -52,7 +52,9 @@ def fold(
             compares rows alone, what was merged by its mean, larger groups as farther apart. "mean" counts groups as
             single features, and draws in everything once beta is not small. "sum" compares sums as they stand (as
             printed), so that a sum of features is far from its like, and of three equal features one is left over.
-        maximum: the largest distance as it is at the start ("fixed"), or at every step ("recompute").
+        maximum: what beta is a share of: "typical", the median of all distances at the start; the largest one then
+            ("fixed"), or as it is at every step ("recompute", as printed). The largest says little where a few
+            features are far from all others, and one beta then ruins such layers before others have begun.
         norm: "fold" takes BatchNorm as part of the layer before it, which is exact; "sum" adds its vectors up and
             leaves them out of distances, as the paper's code does, which is not.
         max_ratio: the largest share of the features of a wire that may go.

@@ -33,7 +33,7 @@ def merge_trace(prepared: Prepared, w: int) -> MergeTrace:
     merging = Merging(prepared.wires, Options())
     before = [site.piece.data.clone() for site in wire.sites]
     distances = merging.distances(w)
-    largest, inside = distances.largest, 0.0
+    by, inside = distances.typical, 0.0
     weights = merging.counts[w]
     total = float((distances.table * (weights[:, None] + weights[None, :])).sum()) / 4 / weights.sum()
     pairs, costs, betas = [], [0.0], [0.0]
@@ -45,7 +45,7 @@ def merge_trace(prepared: Prepared, w: int) -> MergeTrace:
         merging.merge(w, m, n)
         pairs.append((m, n))
         costs.append(max(costs[-1], lost(inside / total if total > 0 else 0.0)))
-        betas.append(max(betas[-1], smallest / largest if largest > 0 else 0.0))
+        betas.append(max(betas[-1], smallest / by if by > 0 else 0.0))
     for site, data in zip(wire.sites, before, strict=True):
         site.piece.data.copy_(data)
     return MergeTrace(tuple(pairs), tuple(costs), tuple(betas))

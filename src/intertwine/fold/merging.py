@@ -36,6 +36,9 @@ class Merging:
         self._met = {(id(s.piece), s.dim): s for wire in wires for s in wire.sites}
         # a layer from a wire to itself changes its own slices along their length: its distances are measured anew
         self._loops = [len({id(s.piece) for s in wire.sites}) < len(wire.sites) for wire in wires]
+        # views of the working tensors: a merge touches short slices, where arrays of numpy are quicker
+        self._views = [[np.moveaxis(s.piece.data.numpy(), s.dim, 0) for s in wire.sites] for wire in wires]
+        self._beside = [[self._neighbours(site) for site in wire.sites] for wire in wires]
 
     # -- distances -------------------------------------------------------------------------------------------------
 
@@ -60,8 +63,8 @@ class Merging:
         grams: dict[str, Array] = {}
         for site in self.wires[w].sites:
             if self.measured(site):
-                rows = slices(site.piece.data, site.dim)
-                gram = (rows @ rows.T).numpy()
+                rows = slices(site.piece.data, site.dim).numpy()
+                gram = rows @ rows.T  # of an array and itself numpy makes one half, and copies it
                 kind = _kind(site)
                 grams[kind] = grams[kind] + gram if kind in grams else gram
         return grams
@@ -82,35 +85,35 @@ class Merging:
         else:
             self.counts[w][m] += self.counts[w][n]
             self.counts[w][n], self.alive[w][n] = 1.0, False
-        for site in self.wires[w].sites:
+        for site, rows, beside in zip(self.wires[w].sites, self._views[w], self._beside[w], strict=True):
             a, b = (1.0, 1.0) if site.added else (float(shares[0]), float(shares[1]))
-            self._neighbours(site, m, n, a, b)
-            data = site.piece.data
-            one, other = data.select(site.dim, m), data.select(site.dim, n)
-            one.mul_(a).add_(other, alpha=b)
-            other.zero_()
+            for dim, other in beside:
+                self._follow(site, dim, other, m, n, a, b)
+            rows[m] = rows[m] + rows[n] if site.added else a * rows[m] + b * rows[n]
+            rows[n] = 0.0
         if self._loops[w] and w in self.live:
             self.stale.add(w)
         self.groups[w][m] += self.groups[w][n]
         self.groups[w][n] = []
 
-    def _neighbours(self, site: Site, m: int, n: int, a: float, b: float) -> None:
-        """Update the Gram matrices of other wires in the same piece, before two slices of it become one."""
-        for dim in range(site.piece.data.ndim):
-            other = self._met.get((id(site.piece), dim))
-            if dim == site.dim or other is None or not self.measured(other):
-                continue
-            w = self._number[site.piece.block.leaf(dim).strand]
-            if w not in self.live:
-                continue
-            self.stale.add(w)
-            if self._loops[w]:
-                continue
-            at = dim - (dim > site.dim)
-            first, second = (slices(site.piece.data.select(site.dim, i), at) for i in (m, n))
-            left = torch.cat([(a * a - 1) * first + a * b * second, a * b * first + (b * b - 1) * second], 1)
-            gram = torch.from_numpy(self.live[w].grams[_kind(other)])
-            gram.addmm_(left, torch.cat([first, second], 1).T)
+    def _neighbours(self, site: Site) -> list[tuple[int, Site]]:
+        """The sites of other wires in the same piece whose distances look at it, each with its dimension there."""
+        met = ((dim, self._met.get((id(site.piece), dim))) for dim in range(site.piece.data.ndim) if dim != site.dim)
+        return [(dim, other) for dim, other in met if other is not None and self.measured(other)]
+
+    def _follow(self, site: Site, dim: int, other: Site, m: int, n: int, a: float, b: float) -> None:
+        """Update the Gram matrix of another wire in the same piece, before two slices of it become one."""
+        w = self._number[site.piece.block.leaf(dim).strand]
+        if w not in self.live:
+            return
+        self.stale.add(w)
+        if self._loops[w]:
+            return
+        at = dim - (dim > site.dim)
+        first, second = (slices(site.piece.data.select(site.dim, i), at) for i in (m, n))
+        left = torch.cat([(a * a - 1) * first + a * b * second, a * b * first + (b * b - 1) * second], 1)
+        gram = torch.from_numpy(self.live[w].grams[_kind(other)])
+        gram.addmm_(left, torch.cat([first, second], 1).T)
 
     def settle(self) -> None:
         """Leave the working tensors as the smaller network is to have them; nothing can be merged afterwards."""

@@ -13,7 +13,7 @@ CHOICES = {
     "schedule": ("layerwise", "round-robin"),
     "terms": ("in", "in+out"),
     "rows": ("effect", "ward", "mean", "sum"),
-    "maximum": ("fixed", "recompute"),
+    "maximum": ("typical", "fixed", "recompute"),
     "norm": ("fold", "sum"),
 }
 #: Algorithm 1 of Chen, Zhou and Yan (2024) as printed, but that counts are kept: without them nothing is exact.
@@ -50,7 +50,7 @@ class Options:
     terms: str = "in"
     bias: bool = True
     rows: str = "effect"
-    maximum: str = "fixed"
+    maximum: str = "typical"
     norm: str = "fold"
     max_ratio: float | int | None = None
 
@@ -62,8 +62,8 @@ class Options:
             if not 0 < beta < 1:
                 of = f" for {where!r}" if where else ""
                 raise InputError(
-                    f"beta={beta} was asked for{of}. It is a share of the largest distance, above 0 and below 1: "
-                    "near 0 only features that are almost the same are merged, near 1 almost all. Try 0.1."
+                    f"beta={beta} was asked for{of}. It is a share of a distance, above 0 and below 1: "
+                    "near 0 only features that are almost the same are merged, near 1 many that are not. Try 0.1."
                 )
         if self.max_ratio is not None and not 0 < self.max_ratio <= 1:
             raise InputError(

@@ -2,7 +2,8 @@
 
 "layerwise": one wire after the other, each to its end, as Algorithm 1 is printed. "round-robin": one merge per wire and
 sweep, until no wire merges any more, as the code published with the paper does. A wire stops when its smallest distance
-exceeds β times the largest one. Distances that are zero but for rounding are merged whatever the largest one is.
+exceeds β times a distance to go by: how far apart two of its features usually are, or the largest distance. Distances
+that are zero but for rounding are merged in any case.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ def run(merging: Merging) -> None:
 
 
 class _Stop:
-    """The stop rule; it remembers the largest distance of every wire at its start, if that is asked for."""
+    """The stop rule; it remembers the distance that every wire goes by, unless that is to be measured at every step."""
 
     def __init__(self, merging: Merging) -> None:
         self.merging = merging
-        self.largest: dict[int, float] = {}
+        self.by: dict[int, float] = {}
 
     def next_pair(self, w: int) -> tuple[int, int] | None:
         """The pair to merge next in a wire, or None where it is done."""
@@ -32,10 +33,14 @@ class _Stop:
         if beta is None or removed >= merging.options.most(wire.size):
             return None
         distances = merging.distances(w)
-        if merging.options.maximum == "recompute" or w not in self.largest:  # one pass over all pairs: not in vain
-            self.largest[w] = distances.largest
-        largest = self.largest[w]
-        return None if distances.smallest > max(beta * largest, distances.rounding) else distances.pair()
+        if merging.options.maximum == "recompute" or w not in self.by:  # one pass over all pairs: not in vain
+            self.measure(w)
+        return None if distances.smallest > max(beta * self.by[w], distances.rounding) else distances.pair()
+
+    def measure(self, w: int) -> None:
+        """Remember what a wire goes by as it is now."""
+        distances = self.merging.distances(w)
+        self.by[w] = distances.typical if self.merging.options.maximum == "typical" else distances.largest
 
 
 def _layerwise(merging: Merging, stop: _Stop) -> None:
@@ -46,9 +51,9 @@ def _layerwise(merging: Merging, stop: _Stop) -> None:
 
 
 def _round_robin(merging: Merging, stop: _Stop) -> None:
-    if merging.options.maximum == "fixed":
+    if merging.options.maximum != "recompute":
         for w in range(len(merging.wires)):
-            stop.largest[w] = merging.distances(w).largest
+            stop.measure(w)
     busy = True
     while busy:
         busy = False
