@@ -115,7 +115,8 @@ def measured(rows: list[dict[str, Any]]) -> Any:
         of = [row for row in rows if (row["architecture"], row["weight_decay"]) == kind and "failed" not in row]
         for method, (label, colour, style) in MEASURED.items():
             points = sorted((100 * r["parameters_share"], 100 * r["accuracy"]) for r in of if r["method"] == method)
-            axes.plot(*zip(*points, strict=True) if points else ([], []), style, markersize=3, color=colour, label=label)
+            across, up = zip(*points, strict=True) if points else ((), ())
+            axes.plot(across, up, style, markersize=3, color=colour, label=label)
         if kind[0].startswith("vgg16"):
             axes.plot(*PRINTED, "*", color="black", markersize=11, label="printed for VGG-16")
         axes.axhline(100 * next(r["accuracy"] for r in of if r["method"] == "none"), color="0.8", linewidth=0.8)

@@ -58,8 +58,8 @@ def add_fold(command: ArgumentParser) -> None:
         "--beta",
         metavar="B",
         action="append",
-        help="a layer stops when its smallest distance exceeds B times the usual one; above 0, below 1, more merges more "
-        "(default 0.1). LAYER=B for one layer; repeat it for several, all others are then left alone",
+        help="a layer stops when its smallest distance exceeds B times the usual one; above 0, below 1, and the larger "
+        "the more merges (default 0.1). LAYER=B for one layer; repeat it for several, all others are then left alone",
     )
     words = {
         "schedule": "one layer after the other, or one merge per layer and sweep",

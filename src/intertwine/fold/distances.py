@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 #: How far a squared distance read off a Gram matrix may be from the truth, relative to the squared lengths.
 ROUNDING = 1e-13
-#: Distances below this share of the largest say nothing of how far apart features usually are: copies and dead features.
+#: Distances below this share of the largest, of copies and dead features, do not say how far apart others usually are.
 NOTHING = 1e-6
 
 
