@@ -28,8 +28,9 @@ from align_speed import measure_speed
 
 import intertwine as it
 from intertwine.checkpoint import fill, read_checkpoint
-from intertwine.commands.words import option, seeds
+from intertwine.commands.words import option
 from intertwine.files import write_json
+from intertwine.zoo.seeds import seeds
 
 RESULTS = Path(__file__).parent / "results" / "align.json"
 #: Rows of barriers that agree in these speak of the same thing, and the newer one is kept.

@@ -24,9 +24,9 @@ from fold_curves import BETAS, METHODS, SHARES, measure, opened, settings
 from fold_speed import measure_large, measure_printed
 
 import intertwine as it
-from intertwine.commands.words import seeds
 from intertwine.files import write_json
 from intertwine.zoo.recipe import recipe
+from intertwine.zoo.seeds import seeds
 
 RESULTS = Path(__file__).parent / "results" / "fold.json"
 #: Rows that agree in these speak of the same thing, and the newer one is kept.

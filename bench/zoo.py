@@ -22,9 +22,10 @@ from typing import Any
 from zoo_cpu import measure_cpu
 from zoo_gpu import measure_kernels, measure_speed
 
-from intertwine.commands.words import option, seeds
+from intertwine.commands.words import option
 from intertwine.files import write_json
 from intertwine.zoo.recipe import recipe
+from intertwine.zoo.seeds import seeds
 from intertwine.zoo.training import train
 
 RESULTS = Path(__file__).parent / "results" / "zoo.json"

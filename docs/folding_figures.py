@@ -120,7 +120,7 @@ def measured(rows: list[dict[str, Any]]) -> Any:
         if kind[0].startswith("vgg16"):
             axes.plot(*PRINTED, "*", color="black", markersize=11, label="printed for VGG-16")
         axes.axhline(100 * next(r["accuracy"] for r in of if r["method"] == "none"), color="0.8", linewidth=0.8)
-        axes.set(xlabel="parameters left, %", xlim=(0, 60), ylim=(60, 96))
+        axes.set(xlabel="parameters left, %", xlim=(0, 100), ylim=(60, 96))
         axes.set_title(f"{kind[0]}, weight decay {kind[1]:g}", loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("right answers, %")
