@@ -18,7 +18,6 @@ from intertwine.commands import show
 from intertwine.commands.concept_sources import Seen, concepts_for
 from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import save_picture
-from intertwine.commands.words import seeds
 from intertwine.errors import InputError
 from intertwine.files import write_json
 from intertwine.inspect.dissection import Dissection
@@ -27,6 +26,7 @@ from intertwine.inspect.rotation_scan import RotationScan, rotation_scan
 from intertwine.inspect.unit_pictures import draw_units
 from intertwine.models import Loaded, load
 from intertwine.zoo.precision import find_device
+from intertwine.zoo.seeds import seeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

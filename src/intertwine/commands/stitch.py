@@ -18,7 +18,7 @@ from intertwine.commands.networks import Images, load_networks, read_images
 from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import save_picture
 from intertwine.commands.progress import progress
-from intertwine.commands.words import option, seeds
+from intertwine.commands.words import option
 from intertwine.errors import InputError
 from intertwine.stitch.collection import Stitches
 from intertwine.stitch.family import find_family
@@ -27,6 +27,7 @@ from intertwine.stitch.settings import of_recipe
 from intertwine.zoo.feeding import TrainingBatches
 from intertwine.zoo.precision import find_device
 from intertwine.zoo.recipe import Recipe
+from intertwine.zoo.seeds import seeds
 
 #: What --out holds: the maps, everything that is said of them, a picture, and the state of a run that was stopped.
 MAPS, RECORDS, PICTURE, STATE = "maps.safetensors", "stitches.json", "stitches.svg", "state"

@@ -1,4 +1,4 @@
-"""What a user writes on the command line, read: seeds and options."""
+"""What a user writes on the command line, read: options."""
 
 from __future__ import annotations
 
@@ -6,22 +6,6 @@ import ast
 from typing import Any
 
 from intertwine.errors import InputError
-
-
-def seeds(text: str) -> list[int]:
-    """`0:32` (32 is not among them), `7`, or several of these with commas.
-
-    >>> seeds("0:3,7")
-    [0, 1, 2, 7]
-    """
-    found: list[int] = []
-    try:
-        for part in text.split(","):
-            first, colon, last = part.partition(":")
-            found += range(int(first or 0), int(last)) if colon else [int(part)]
-    except ValueError as error:
-        raise InputError(f"The seeds {text!r} were asked for. Write 0:32 for 32 seeds from 0, or 3,5,8.") from error
-    return found
 
 
 def option(text: str) -> tuple[str, Any]:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from intertwine.commands.show import human, terminal
-from intertwine.commands.words import option, seeds
+from intertwine.commands.words import option
 from intertwine.zoo.datasets.download import download
 from intertwine.zoo.datasets.sources import NAMES
 from intertwine.zoo.folder import Zoo, load
@@ -24,6 +24,7 @@ from intertwine.zoo.manifest import read_manifest
 from intertwine.zoo.networks.registry import architecture, architectures, build
 from intertwine.zoo.progress import Progress
 from intertwine.zoo.recipe import RECIPES
+from intertwine.zoo.seeds import seeds
 from intertwine.zoo.training import train
 
 
