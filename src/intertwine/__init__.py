@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from intertwine.version import VERSION
 
 if TYPE_CHECKING:
+    from intertwine import study as study
     from intertwine import zoo as zoo
     from intertwine.align.align import align as align
     from intertwine.align.correlations import matched_correlations as matched_correlations
@@ -112,7 +113,7 @@ _HOMES = {
 
 
 #: Rooms with several verbs, which users reach through the room: `intertwine.zoo.train`.
-_ROOMS = {"zoo"}
+_ROOMS = {"study", "zoo"}
 
 
 def __getattr__(name: str) -> Any:

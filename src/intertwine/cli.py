@@ -20,11 +20,12 @@ from intertwine.commands.arguments import (
     positive,
 )
 from intertwine.commands.feature_arguments import add_dissect, add_fold
+from intertwine.commands.study_arguments import add_study
 from intertwine.errors import IntertwineError
 from intertwine.version import VERSION
 
 #: Packages that commands need beyond the core, and the extra of intertwine that installs each.
-EXTRAS = {"rich": "cli", "sklearn": "data", "PIL": "data", "matplotlib": "plot"}
+EXTRAS = {"rich": "cli", "sklearn": "data", "PIL": "data", "matplotlib": "plot", "polars": "frames"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     add_fold(commands.add_parser("fold", help="merge features that are nearly the same: a smaller network"))
     add_dissect(commands.add_parser("dissect", help="which concepts do single units stand for, in which basis?"))
     _add_zoo(commands.add_parser("zoo", help="train networks from many seeds at once; list and test them"))
+    add_study(commands.add_parser("study", help="many networks, pairs, layers and verbs: one plan, one table"))
     _add_demo(commands.add_parser("demo", help="the whole story on real handwritten digits, in under two minutes"))
     return top
 

@@ -1,0 +1,28 @@
+"""The arguments of `intertwine study`; torch is not needed to read them."""
+
+from __future__ import annotations
+
+import argparse
+
+from intertwine.commands.arguments import add_json, positive
+
+EXECUTORS = ("serial", "processes", "ray")
+
+
+def add_study(command: argparse.ArgumentParser) -> None:
+    """`study run`."""
+    command.description = "Carry out a plan: networks × pairs × layers × verbs × options, into one table of results."
+    verbs = command.add_subparsers(title="verbs", metavar="VERB", required=True, dest="verb")
+    run = verbs.add_parser("run", help="carry out a plan, or go on with it")
+    run.description = (
+        "Carry out a plan. What is finished is kept at once; the same command goes on where a run was stopped. Exit "
+        "code: 0 when every task worked, 1 when some failed, 2 when the plan was refused."
+    )
+    run.add_argument("plan", metavar="PLAN", help="a TOML file")
+    run.add_argument("--out", metavar="FOLDER", help="of the results (default studies/NAME)")
+    run.add_argument("--executor", choices=EXECUTORS, default="serial", help="where tasks run (default serial)")
+    run.add_argument("--workers", metavar="N", type=positive, help="how many at once (default: all cores)")
+    run.add_argument("--gpus", metavar="N", type=int, default=0, help="GPUs that the workers share (default 0)")
+    run.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster that is running")
+    run.add_argument("--only", metavar="KEY", action="append", default=[], help="tasks whose key begins so, done again")
+    add_json(run)

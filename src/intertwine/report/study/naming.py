@@ -1,0 +1,102 @@
+"""Names: how pairs, networks, options and numbers are written, with no more words than tell them apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from intertwine.report.study.entries import Entry, Task
+from intertwine.report.svg import Length
+
+PLAIN = ("family", "method")  # options whose value needs no name beside it
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names within one section: what is the same in all of it is left out."""
+
+    zoos: bool  # whether there are several
+    options: tuple[str, ...]  # those that differ
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], besides: tuple[str, ...] = ()) -> Names:
+        """`besides`: options that are shown in some other way."""
+        tasks = list({id(e.task): e.task for e in entries}.values())
+        found: dict[str, set[str]] = {}
+        for name in dict.fromkeys(name for task in tasks for name in task.options if name not in besides):
+            found[name] = {json.dumps(task.options.get(name), sort_keys=True) for task in tasks}
+        first = [name for name in PLAIN if name in found]
+        rest = [name for name in found if name not in PLAIN]
+        several = tuple(name for name in (*first, *rest) if len(found[name]) > 1)
+        return cls(len({task.text("zoo") for task in tasks}) > 1, several)
+
+    def pair(self, entry: Entry, between: str = "→") -> str:
+        """`a → b`; one name alone where there is no second network."""
+        named = [self._name(entry.task, column) for column in ("a", "b") if entry.task.text(column)]
+        return f" {between} ".join(named) or self._name(entry.task, "a")
+
+    def network(self, entry: Entry) -> str:
+        """The first network alone."""
+        return self._name(entry.task, "a")
+
+    def settings(self, entry: Entry) -> str:
+        """The options that tell this task from others: `weights, beta=0.1`."""
+        values = [(name, entry.task.options.get(name)) for name in self.options]
+        return ", ".join(
+            # "none" alone would say too little
+            written(value) if name in PLAIN and value not in (None, "none") else f"{name}={written(value)}"
+            for name, value in values
+        )
+
+    def _name(self, task: Task, column: str) -> str:
+        """The network, with its zoo in front where there are several zoos or where the name is a bare number."""
+        name, zoo = task.text(column), task.text("zoo")
+        if not name:
+            return zoo or "one network"
+        return f"{zoo} {name}" if zoo and (self.zoos or name.isdigit()) else name
+
+
+def written(value: object) -> str:
+    """The value of an option.
+
+    >>> written("linear"), written(True), written([1, 2])
+    ('linear', 'yes', '[1, 2]')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def short(value: Length | None) -> str:
+    """A number in four digits; a dash where there is none.
+
+    >>> short(0.123456), short(1234567.0), short(0.0), short(None)
+    ('0.1235', '1,234,567', '0', '–')
+    """
+    if value is None:
+        return "–"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}".replace("-", "−", 1)
+
+
+def duration(seconds: Length) -> str:
+    """A time in words.
+
+    >>> duration(0.25), duration(75), duration(7265)
+    ('0.25 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """`1 task`, `1,200 tasks`.
+
+    >>> counted(1, "task"), counted(1200, "task"), counted(2, "study", "studies")
+    ('1 task', '1,200 tasks', '2 studies')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

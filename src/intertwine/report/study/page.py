@@ -1,0 +1,143 @@
+"""`write_study`: one HTML file that holds everything, asks nothing of any network, and stays below ten megabytes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from intertwine.errors import InputError
+from intertwine.report.study.barriers import barriers
+from intertwine.report.study.commands import Commands
+from intertwine.report.study.dissection import dissection
+from intertwine.report.study.entries import Entry, Records, Results, read
+from intertwine.report.study.folding import folding
+from intertwine.report.study.layerwise import COMPLEXITY, LLFC, STITCHING, layerwise
+from intertwine.report.study.overview import Failure, overview, provenance, summary
+from intertwine.report.study.overview import networks as networks_section
+from intertwine.report.study.similarity import similarity
+from intertwine.report.study.tables import tables
+from intertwine.report.study.views import Section
+
+MOST_BYTES = 9_500_000
+MOST_MARKS, MOST_ROWS = 24_000, 60_000  # drawn per section, and listed
+#: The sections of the verbs, in the order of the page.
+VERBS: Mapping[str, Callable[[Results, Commands, int], Section | None]] = {
+    "compare": similarity,
+    "barrier": barriers,
+    "connectivity": layerwise(LLFC),
+    "stitch": layerwise(STITCHING),
+    "fold": folding,
+    "complexity": layerwise(COMPLEXITY),
+    "dissect": dissection,
+}
+
+
+def write_study(
+    records: Records,
+    path: str | Path,
+    plan: Mapping[str, Any] | None = None,
+    networks: Mapping[str, str] | None = None,
+    failures: Sequence[Failure] = (),
+) -> Path:
+    """Write the report of a study.
+
+    Args:
+        records: a polars frame or records with the columns of a result store.
+        path: of the HTML file. plan: what was to run. failures: what `Store.errors()` gives.
+        networks: name → outline of its symmetry in HTML, as `intertwine.report.page.wires` makes it.
+
+    >>> import tempfile
+    >>> row = {"study": "mine", "verb": "fold", "a": "net", "quantity": "accuracy", "index": 0.5, "value": 0.9}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_study([row], folder + "/report.html").stat().st_size < 10_000_000
+    True
+    """
+    text = study_page(read(records), plan or {}, networks or {}, failures)
+    file = Path(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"The report was to be written to {path}, which cannot be done ({error.strerror}). Choose another place."
+        ) from error
+    return file
+
+
+def study_page(
+    results: Results, plan: Mapping[str, Any], networks: Mapping[str, str], failures: Sequence[Failure]
+) -> str:
+    """The page; fewer pictures and rows are put on it until it is small enough."""
+    share, count = 1.0, len(results.entries)
+    while True:
+        rows = _evenly(results.entries, int(min(MOST_ROWS, count) * share))
+        text = _page(results, rows, int(min(MOST_MARKS, count) * share), plan, networks, failures)
+        size = len(text.encode())
+        if size <= MOST_BYTES:
+            return text
+        if share < 0.001:
+            raise InputError(
+                f"The report would be {size / 1e6:.0f} MB without its rows, and at most {MOST_BYTES / 1e6:.1f} MB "
+                "are allowed. The plan or the outlines of the networks are that large: give fewer."
+            )
+        share *= min(0.8, 0.9 * MOST_BYTES / size)
+
+
+def _evenly(entries: Sequence[Entry], most: int) -> list[Entry]:
+    """At most so many entries, spread over all of them."""
+    if len(entries) <= most:
+        return list(entries)
+    return [entries[i * len(entries) // most] for i in range(most)]
+
+
+def _page(
+    results: Results,
+    rows: list[Entry],
+    marks: int,
+    plan: Mapping[str, Any],
+    networks: Mapping[str, str],
+    failures: Sequence[Failure],
+) -> str:
+    commands = Commands()
+    made = {verb: maker(results, commands, marks) for verb, maker in VERBS.items()}
+    drawn = {verb: section for verb, section in made.items() if section is not None}
+    anchors = {verb: section.anchor for verb, section in drawn.items()}
+    listed = tables(rows, len(results.entries), commands)
+    wires = networks_section(networks)
+    sections = [
+        overview(results, failures, anchors),
+        *([wires] if wires else []),
+        *drawn.values(),
+        listed,
+        provenance(results.tasks, plan),
+        Section("commands", "Commands", commands.section()),  # last: by now all that link to them are written
+    ]
+    return _document(results.name or "Study", summary(results, failures), sections)
+
+
+def _document(heading: str, lead: str, sections: Sequence[Section]) -> str:
+    """The sections in an HTML page. Its policy forbids every request, and every script but our own."""
+    style, script = (
+        files("intertwine.report.study").joinpath(name).read_text("utf-8") for name in ("study.css", "study.js")
+    )
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    links = "".join(f'<li><a href="#{s.anchor}">{escape(s.heading)}</a></li>' for s in sections)
+    body = "\n".join(
+        f'<section id="{s.anchor}" aria-labelledby="{s.anchor}-h"><h2 id="{s.anchor}-h">{escape(s.heading)}</h2>'
+        f"{s.body}</section>"
+        for s in sections
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(heading)}</title>\n'
+        f"<style>{style}</style>\n</head>\n<body>\n<header><h1>{escape(heading)}</h1>\n"
+        f'<p class="lead">{escape(lead)}</p></header>\n<nav aria-label="Sections"><ul>{links}</ul></nav>\n'
+        f"<main>\n{body}\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
+    )

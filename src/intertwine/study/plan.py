@@ -1,0 +1,227 @@
+"""Plans: which networks a study looks at, with which verbs and options. A TOML file, or the same as dataclasses.
+
+    name = "digits"
+
+    [zoos.small]                      # trained into the study's folder if it is not there
+    architecture = "mlp"
+    data = "digits"
+    seeds = "0:3"
+    epochs = 5
+
+    [zoos.mine]                       # trained already
+    folder = "zoos/myrtle"
+
+    [[parts]]
+    verb = "barrier"
+    zoos = ["small"]
+    pairs = "all"                     # or "neighbours", or [[0, 1]], by seeds
+    options = { points = 5 }          # for every task
+    grid = { method = ["none", "weights"] }    # one task for each
+    repeats = 1
+
+A mistake is told with its line, before anything runs.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NoReturn
+
+from intertwine.errors import InputError, did_you_mean
+from intertwine.study.lines import Lines
+from intertwine.zoo.seeds import seeds as read_seeds
+
+PAIRS = ("all", "neighbours")
+
+
+@dataclass(frozen=True)
+class ZooPlan:
+    """Networks of a study: those in a folder, or how to train them.
+
+    Attributes:
+        folder: of networks that are there. architecture, data, seeds, recipe, options, changes: how to train them, as
+            `zoo.train` takes them; `changes` are those to the recipe, such as epochs.
+    """
+
+    folder: str | None = None
+    architecture: str | None = None
+    data: str | None = None
+    seeds: tuple[int, ...] = ()
+    recipe: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One verb on some networks.
+
+    Attributes:
+        verb: see `intertwine.study.verbs`. zoos: by name. networks: seeds, all where none are named.
+        pairs: of seeds, for verbs that look at two: "all", "neighbours" (the first with the second, …), or a list.
+        layers: module paths, for verbs that look at layers. options: for all tasks. grid: option → its values, crossed.
+        repeats: how often, each with a seed of its own.
+    """
+
+    verb: str
+    zoos: tuple[str, ...]
+    networks: tuple[int, ...] = ()
+    pairs: str | tuple[tuple[int, int], ...] = "all"
+    layers: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    repeats: int = 1
+
+    def chosen(self, seeds: Sequence[int]) -> list[int]:
+        """The networks of a zoo with these seeds that this part looks at one by one."""
+        return list(self.networks or seeds)
+
+    def paired(self, seeds: Sequence[int]) -> list[tuple[int, int]]:
+        """The pairs of networks of a zoo with these seeds.
+
+        >>> part = Part("barrier", ("small",), pairs="neighbours")
+        >>> part.paired([0, 1, 2, 3])
+        [(0, 1), (2, 3)]
+        """
+        if not isinstance(self.pairs, str):
+            return list(self.pairs)
+        chosen = self.chosen(seeds)
+        if self.pairs == "all":
+            return list(combinations(chosen, 2))
+        return list(zip(chosen[::2], chosen[1::2], strict=False))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study: its name, zoos by name, and parts."""
+
+    name: str
+    zoos: Mapping[str, ZooPlan]
+    parts: tuple[Part, ...]
+    lines: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)  # part → its line in the file
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, which `plan_of` reads."""
+        found = asdict(self)
+        del found["lines"]
+        return found
+
+
+def read_plan(path: str | Path) -> Plan:
+    """A plan from a TOML file.
+
+    Raises:
+        InputError: no such file, no TOML, or a plan that says something there is not; with the line.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"The plan {path} was asked for and cannot be read ({error.strerror}). Give the path of a TOML file."
+        ) from error
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"The plan {path} is no TOML: {error}. Mend that line.") from error
+    return plan_of(data, path.name, Lines(text))
+
+
+def plan_of(data: Mapping[str, Any], source: str = "the plan", lines: Lines | None = None) -> Plan:
+    """A plan from plain data.
+
+    Example:
+        >>> part = {"verb": "accuracy", "zoos": ["z"]}
+        >>> plan = plan_of({"name": "a", "zoos": {"z": {"folder": "zoos/z"}}, "parts": [part]})
+        >>> plan.parts[0].verb, plan_of(plan.to_dict()) == plan
+        ('accuracy', True)
+    """
+    reader = _Reader(source, lines)
+    reader.only(data, {"name", "zoos", "parts"})
+    name = reader.typed(data, "name", str, ())
+    zoos = {key: reader.zoo(entry, key) for key, entry in reader.typed(data, "zoos", dict, ()).items()}
+    parts = tuple(reader.part(entry, i, zoos) for i, entry in enumerate(reader.typed(data, "parts", list | tuple, ())))
+    if not zoos or not parts:
+        reader.refuse("it needs at least one zoo ([zoos.NAME]) and one part ([[parts]])")
+    return Plan(name, zoos, parts, {i: reader.line("parts", i) for i in range(len(parts))} if lines else {})
+
+
+class _Reader:
+    """Reads the tables of a plan, and refuses what it does not know with the line it stands in."""
+
+    def __init__(self, source: str, lines: Lines | None) -> None:
+        self.source, self.lines = source, lines
+
+    def line(self, *place: str | int) -> int:
+        return self.lines.of(*place) if self.lines else 0
+
+    def refuse(self, why: str, *place: str | int) -> NoReturn:
+        where = f", line {self.line(*place)}" if self.lines else ""
+        raise InputError(f"{self.source}{where}: {why}.")
+
+    def only(self, table: Any, known: set[str], *place: str | int) -> None:
+        if not isinstance(table, Mapping):
+            self.refuse(f"a table was expected, and {table!r} is there", *place)
+        for key in table:
+            if key not in known:
+                said = did_you_mean(str(key), known)
+                self.refuse(f"there is no {key!r} here. {said}Known are {', '.join(sorted(known))}", *place, key)
+
+    def typed(
+        self, table: Mapping[str, Any], key: str, kind: Any, place: tuple[str | int, ...], default: Any = None
+    ) -> Any:
+        value = table.get(key, default)
+        if not isinstance(value, kind):
+            what = "is missing" if key not in table else f"is {value!r}"
+            wanted = " or ".join(k.__name__ for k in getattr(kind, "__args__", (kind,)))
+            self.refuse(f"{key} {what}; it must be a {wanted}", *place, key)
+        return value
+
+    def zoo(self, table: Any, name: str) -> ZooPlan:
+        place = ("zoos", name)
+        changes = {"epochs", "batch", "rate", "spawn"}
+        self.only(table, {f.name for f in fields(ZooPlan)} | changes, *place)
+        if ("folder" in table and table["folder"] is not None) == bool(table.get("architecture")):
+            self.refuse(f"zoo {name!r} needs either a folder, or an architecture to train", *place)
+        if table.get("folder") is not None:
+            return ZooPlan(folder=self.typed(table, "folder", str, place))
+        given = table.get("seeds", "")
+        seeds = tuple(read_seeds(given)) if isinstance(given, str) and given else tuple(given)
+        if not seeds:
+            self.refuse(f'zoo {name!r} has no seeds; write seeds = "0:4" for four networks', *place)
+        return ZooPlan(
+            None, self.typed(table, "architecture", str, place), self.typed(table, "data", str, place), seeds,
+            table.get("recipe"), dict(table.get("options") or {}),
+            dict(table.get("changes") or {}) | {key: table[key] for key in sorted(changes & set(table))},
+        )  # fmt: skip
+
+    def part(self, table: Any, number: int, zoos: Mapping[str, ZooPlan]) -> Part:
+        place = ("parts", number)
+        self.only(table, {f.name for f in fields(Part)}, *place)
+        names = self.typed(table, "zoos", list | tuple, place, list(zoos))
+        for name in names:
+            if name not in zoos:
+                self.refuse(
+                    f"there is no zoo {name!r}. {did_you_mean(str(name), zoos)}Zoos: {', '.join(zoos)}", *place, "zoos"
+                )
+        pairs = table.get("pairs", "all")
+        if isinstance(pairs, str) and pairs not in PAIRS:
+            self.refuse(f'pairs = {pairs!r}; write "all", "neighbours" or a list such as [[0, 1]]', *place, "pairs")
+        if not isinstance(pairs, str):
+            pairs = tuple((int(a), int(b)) for a, b in pairs)
+        grid = self.typed(table, "grid", Mapping, place, {})
+        for key, values in grid.items():
+            if not isinstance(values, list | tuple) or not values:
+                self.refuse(f"grid.{key} must be a list of at least one value", *place, "grid")
+        repeats = self.typed(table, "repeats", int, place, 1)
+        if repeats < 1:
+            self.refuse(f"repeats = {repeats}; it must be 1 or more", *place, "repeats")
+        return Part(
+            self.typed(table, "verb", str, place), tuple(names), tuple(table.get("networks", ())), pairs,
+            tuple(table.get("layers", ())), dict(self.typed(table, "options", Mapping, place, {})),
+            {key: tuple(values) for key, values in grid.items()}, repeats,
+        )  # fmt: skip

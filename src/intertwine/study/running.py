@@ -1,0 +1,154 @@
+"""`study.run`: a plan carried out. What is finished is kept at once; a run that was killed goes on where it stopped."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from intertwine.errors import InputError
+from intertwine.study.executors import executor as find_executor
+from intertwine.study.plan import Plan, plan_of, read_plan
+from intertwine.study.rows import Finished
+from intertwine.study.store import Store
+from intertwine.study.tasks import Task, expand
+from intertwine.study.working import made, versions, work
+from intertwine.study.zoos import KnownZoo, known_zoos, train_missing
+from intertwine.zoo.folder import load
+from intertwine.zoo.progress import Progress as Training
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a study is. `left`: seconds, as the tasks so far suggest; None before the first."""
+
+    doing: str
+    done: int
+    total: int
+    failed: int
+    left: float | None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that has run. `tasks`: all of its plan. `run`: those done now. `errors`: task → what went wrong."""
+
+    folder: Path
+    plan: Plan
+    tasks: int
+    run: int
+    errors: Mapping[str, str]
+
+    def frame(self) -> Any:
+        """The results as one polars data frame, a row per number; see docs/results-table.md."""
+        return Store.existing(self.folder).frame()
+
+
+Tell = Callable[[Progress], None]
+
+
+def run(
+    plan: Plan | Mapping[str, Any] | str | Path,
+    executor: str = "serial",
+    *,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    gpus: int = 0,
+    address: str | None = None,
+    only: Sequence[str] = (),
+    progress: Tell | None = None,
+) -> Study:
+    """Carry out a plan.
+
+    Args:
+        plan: a TOML file, or the same as dataclasses or plain data; see `intertwine.study.plan`.
+        executor: "serial", "processes" or "ray". workers: how many; all cores where not given. gpus: shared among them.
+        address: of a Ray cluster that runs already.
+        out: the folder of the study, "studies/NAME" where not given; networks to be trained are put there too.
+        only: the beginnings of the keys of tasks to do, all where none is given. They run even if they are done; the
+            result that was stored first stays.
+        progress: called with a `Progress` as tasks finish.
+
+    Raises:
+        InputError: a plan that cannot be carried out, told before anything runs; a folder that holds another study.
+
+    Example:
+        >>> import tempfile
+        >>> from intertwine.study import run
+        >>> zoo = {"architecture": "mlp", "data": "digits", "seeds": "0:2", "epochs": 2}
+        >>> plan = {"name": "small", "zoos": {"z": zoo}, "parts": [{"verb": "accuracy"}]}
+        >>> study = run(plan, out=tempfile.mkdtemp())
+        >>> study.tasks, study.frame()["quantity"].to_list()
+        (2, ['accuracy', 'accuracy'])
+    """
+    asked, source = _read(plan)
+    folder = Path(out) if out is not None else Path("studies") / (re.sub(r"\W+", "-", asked.name).strip("-") or "study")
+    zoos = known_zoos(asked, folder)
+    tasks = expand(asked, zoos)
+    chosen = _chosen(tasks, only)
+    runner = find_executor(executor, workers=workers, gpus=gpus, address=address)
+    tell = progress or (lambda told: None)
+    with Store(folder, asked.name, asked.to_dict()) as store:
+        done = set() if only else store.done()
+        left = [task for task in chosen if task.key not in done]
+        if left:
+            train_missing(asked, zoos, lambda p: tell(_training(p, len(tasks) - len(left), len(tasks))))
+        errors = _work(runner, left, _shared(zoos, left, source), store, tell, len(tasks))
+        if left:
+            store.compact(others=True)  # also what killed runs have left
+    return Study(folder, asked, len(tasks), len(left), errors)
+
+
+def _read(plan: Plan | Mapping[str, Any] | str | Path) -> tuple[Plan, str | None]:
+    if isinstance(plan, Plan):
+        return plan, None
+    if isinstance(plan, Mapping):
+        return plan_of(plan), None
+    return read_plan(plan), str(plan)
+
+
+def _chosen(tasks: list[Task], only: Sequence[str]) -> list[Task]:
+    for start in only:
+        if not any(task.key.startswith(start) for task in tasks):
+            raise InputError(
+                f"The task {start} was asked for, but none of the {len(tasks)} tasks of this plan has a key that begins"
+                " so. The keys are in the column `key` of its results."
+            )
+    return [task for task in tasks if not only or any(task.key.startswith(start) for start in only)]
+
+
+def _shared(zoos: Mapping[str, KnownZoo], tasks: Sequence[Task], source: str | None) -> dict[str, Any]:
+    """What all tasks look at: read once here, and not by every worker again."""
+    used = {task.zoo for task in tasks}
+    about = versions() | {"command": f"intertwine study run {source}" if source else None}
+    folders = {name: str(zoo.folder) for name, zoo in zoos.items()}
+    return {
+        "folders": folders,
+        "data": {name: load(zoos[name].folder).dataset() for name in sorted(used)},
+        "made": about,
+    }
+
+
+def _work(
+    runner: Any, tasks: Sequence[Task], shared: Mapping[str, Any], store: Store, tell: Tell, total: int
+) -> dict[str, str]:
+    errors: dict[str, str] = {}
+    start, before = time.monotonic(), total - len(tasks)
+    for i, outcome in enumerate(runner.run(tasks, work, shared), 1):
+        task = outcome.task
+        if outcome.error is not None:
+            errors[task.key] = outcome.error
+            told = made(shared["made"], task)
+            store.add(Finished(task.key, task.to_dict(), (), 0.0, made=told, error=outcome.error))
+        else:
+            store.add(outcome.result)
+        left = (time.monotonic() - start) / i * (len(tasks) - i)
+        tell(Progress(f"{task.verb} of {task.zoo}", before + i, total, len(errors), left))
+    return errors
+
+
+def _training(told: Training, done: int, total: int) -> Progress:
+    return Progress(f"training, {told.done:.0%}", done, total, 0, None)

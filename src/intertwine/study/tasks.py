@@ -1,0 +1,103 @@
+"""Tasks: a plan taken apart into pieces of work, each with a key that is the same on any machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from intertwine.errors import InputError, did_you_mean
+from intertwine.study.plan import Part, Plan
+from intertwine.study.verbs import VERBS, Verb
+from intertwine.study.zoos import KnownZoo
+
+
+@dataclass(frozen=True)
+class Task:
+    """One verb on one network or one pair, perhaps at one layer, with one set of options.
+
+    `a`, `b`: seeds. `identity`: of the zoo's networks. Options hold only what the plan says; the verb has the rest.
+    """
+
+    verb: str
+    zoo: str
+    identity: str
+    a: int
+    b: int | None = None
+    layer: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    repeat: int = 0
+
+    @property
+    def key(self) -> str:
+        """A name for what is to be done: of the content alone, without paths and names of zoos."""
+        content = [self.verb, self.identity, self.a, self.b, self.layer, dict(self.options), self.repeat]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As results name it."""
+        networks = {"a": f"{self.zoo}:{self.a}", "b": None if self.b is None else f"{self.zoo}:{self.b}"}
+        about = {"verb": self.verb, "zoo": self.zoo, "layer": self.layer, "repeat": self.repeat}
+        return about | networks | {"options": dict(self.options)}
+
+
+def expand(plan: Plan, zoos: Mapping[str, KnownZoo]) -> list[Task]:
+    """All tasks of a plan, checked: verbs, options, layers and seeds exist. Doubles are left out.
+
+    Raises:
+        InputError: something there is not, with the line of the part.
+    """
+    found: dict[str, Task] = {}
+    for number, part in enumerate(plan.parts):
+        checked = _Checked(plan, number, part)
+        for name in part.zoos:
+            for task in checked.tasks(zoos[name]):
+                found.setdefault(task.key, task)
+    return list(found.values())
+
+
+class _Checked:
+    """A part whose verb and options are known."""
+
+    def __init__(self, plan: Plan, number: int, part: Part) -> None:
+        line = plan.lines.get(number)
+        self.where = f"Part {number + 1}" + (f" (line {line})" if line else "")
+        self.part = part
+        if part.verb not in VERBS:
+            self.refuse(f"there is no verb {part.verb!r}. {did_you_mean(part.verb, VERBS)}Verbs: {', '.join(VERBS)}")
+        self.verb: Verb = VERBS[part.verb]
+        for option in (*part.options, *part.grid):
+            if option not in self.verb.options:
+                said = did_you_mean(option, self.verb.options)
+                known = ", ".join(self.verb.options) or "none"
+                self.refuse(f"{part.verb} has no option {option!r}. {said}Its options: {known}")
+        if self.verb.layered and not part.layers:
+            self.refuse(f'{part.verb} needs layers, such as layers = ["2"]')
+        if part.layers and not (self.verb.layered or self.verb.takes_layers):
+            self.refuse(f"{part.verb} looks at whole networks; leave layers out")
+
+    def refuse(self, why: str) -> None:
+        raise InputError(f"{self.where}: {why}.")
+
+    def tasks(self, zoo: KnownZoo) -> Iterator[Task]:
+        part = self.part
+        for layer in part.layers:
+            if layer not in zoo.layers:
+                near = did_you_mean(layer, zoo.layers)
+                some = ", ".join(zoo.layers[:12]) + (" …" if len(zoo.layers) > 12 else "")
+                self.refuse(f"networks of {zoo.name!r} have no layer {layer!r}. {near}They have {some}")
+        chosen = part.paired(zoo.seeds) if self.verb.networks == 2 else [(a, None) for a in part.chosen(zoo.seeds)]
+        for seed in {seed for pair in chosen for seed in pair if seed is not None}:
+            if seed not in zoo.seeds:
+                self.refuse(f"zoo {zoo.name!r} has no network of seed {seed}; it has {', '.join(map(str, zoo.seeds))}")
+        if not chosen:
+            self.refuse(f"zoo {zoo.name!r} has no pair of networks: it has {len(zoo.seeds)}")
+        layers: tuple[str | None, ...] = part.layers if self.verb.layered else (None,)
+        extra = {"layers": list(part.layers)} if part.layers and not self.verb.layered else {}
+        for (a, b), layer, values in product(chosen, layers, product(*part.grid.values())):
+            options = {**part.options, **extra, **dict(zip(part.grid, values, strict=True))}
+            for repeat in range(part.repeats):
+                yield Task(part.verb, zoo.name, zoo.identity, a, b, layer, options, repeat)

@@ -1,0 +1,61 @@
+"""Workbench: networks and data as the verbs of a study want them, read once per worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from intertwine.zoo.datasets.dataset import Dataset
+from intertwine.zoo.folder import Zoo, load
+
+
+class Workbench:
+    """What a worker has at hand.
+
+    Args:
+        folders: zoo → its folder. data: zoo → its data set, where it is shared and need not be read again.
+    """
+
+    def __init__(self, folders: Mapping[str, str], data: Mapping[str, Dataset] | None = None) -> None:
+        self.folders, self._data = folders, data or {}
+
+    def zoo(self, name: str) -> Zoo:
+        return _load(self.folders[name])
+
+    def network(self, zoo: str, seed: int) -> nn.Module:
+        return _network(self.folders[zoo], seed)
+
+    def data(self, zoo: str) -> Dataset:
+        return self._data[zoo] if zoo in self._data else _data(self.folders[zoo])
+
+    def batches(self, zoo: str, split: str, images: int | None, batch: int = 250) -> list[tuple[Tensor, Tensor]]:
+        """The first images of a split, or all."""
+        data = self.data(zoo)
+        if images is not None:
+            train, test = (min(images, len(labels)) for labels in (data.labels, data.test_labels))
+            data = data.subset(train, test)
+        return list(data.batches(split, batch))
+
+    def example(self, zoo: str) -> Tensor:
+        """One blank input."""
+        return torch.zeros(1, *self.data(zoo).shape)
+
+
+@lru_cache(maxsize=8)
+def _load(folder: str) -> Zoo:
+    return load(Path(folder))
+
+
+@lru_cache(maxsize=16)
+def _network(folder: str, seed: int) -> nn.Module:
+    return _load(folder).seed(seed)
+
+
+@lru_cache(maxsize=4)
+def _data(folder: str) -> Any:
+    return _load(folder).dataset()

@@ -1,0 +1,53 @@
+"""What the tests of the result store share: finished tasks, a store for them, programs in their own processes."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from intertwine.study.rows import Finished, Row
+from intertwine.study.store import Store
+
+PLAN: dict[str, Any] = {"verb": "compare", "zoo": "digits"}
+SOURCE = Path(__file__).parents[1] / "src"
+MADE = {"version": "0.1", "torch": "2.13", "python": "3.11", "git": "abc", "command": "run", "made_at": "2026-01-01"}
+
+
+def task(key: str, *rows: Row, error: str | None = None, **about: Any) -> Finished:
+    """A finished task with little in it."""
+    return Finished(key, {"verb": "compare", "zoo": "digits", **about}, rows, 0.5, 10.0, MADE, error)
+
+
+def one(key: str, value: float = 0.5) -> Finished:
+    """A task that found one number."""
+    return task(key, Row("cka", value))
+
+
+def opened(folder: Path) -> Store:
+    """The store that most tests are about."""
+    return Store(folder, "mine", PLAN)
+
+
+def files(folder: Path, part: str) -> list[str]:
+    """What lies in a part of the folder."""
+    return sorted(file.name for file in (folder / part).iterdir())
+
+
+def program(code: str, *arguments: str) -> dict[str, Any]:
+    """What starts a program in a process of its own, with `Store`, `Finished`, `Row`, `one` and `PLAN` at hand."""
+    start = f"""
+        import os, signal, sys
+        from intertwine.study.store import Store
+        from intertwine.study.rows import Finished, Row
+        PLAN = {PLAN!r}
+        def one(key): return Finished(key, {{'verb': 'compare'}}, (Row('cka', 0.5),), 0.5)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(start) + textwrap.dedent(code), *arguments]
+    return {"args": command, "env": {**os.environ, "PYTHONPATH": str(SOURCE)}}
+
+
+def run_script(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Such a program, run to its end."""
+    return subprocess.run(**program(code, *arguments), capture_output=True, text=True, check=False, timeout=120)

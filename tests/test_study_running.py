@@ -1,0 +1,164 @@
+"""Studies carried out: results are those of the verbs themselves, nothing is lost or done twice, failures are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import intertwine as it
+from intertwine.errors import InputError
+from intertwine.study import Store, run
+from intertwine.study.plan import Part, Plan, ZooPlan
+from intertwine.study.running import Progress
+
+pytest.importorskip("polars")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+#: Columns that differ from run to run.
+COSTS = ("seconds", "peak_mib", "made_at", "git", "command")
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    place = tmp_path_factory.mktemp("zoos") / "digits"
+    return it.zoo.train("mlp", seeds=range(3), data="digits", out=place, options={"widths": (64, 16, 10)}, epochs=4)
+
+
+def plan_of(zoo: Any, *parts: Part) -> Plan:
+    return Plan("small", {"z": ZooPlan(folder=str(zoo.folder))}, parts)
+
+
+def plain(frame: Any) -> list[dict[str, Any]]:
+    """Rows without their costs, in an order of their own."""
+    return sorted(frame.drop(*COSTS).to_dicts(), key=str)
+
+
+def test_numbers_are_those_of_the_verbs(zoo: Any, tmp_path: Path) -> None:
+    part = Part("barrier", ("z",), pairs=((0, 2),), options={"method": "none", "points": 5})
+    study = run(plan_of(zoo, Part("accuracy", ("z",)), part), out=tmp_path / "s")
+    assert (study.tasks, study.run, study.errors) == (4, 4, {})
+    frame = study.frame()
+    accuracies = frame.filter(frame["quantity"] == "accuracy").sort("a")
+    assert accuracies["value"].to_list() == pytest.approx([r.accuracy for r in zoo.records])
+    assert accuracies["a"].to_list() == ["z:0", "z:1", "z:2"]
+    found = it.barrier(zoo[0], zoo[2], zoo.dataset().batches("test", 250), points=5)
+    line = frame.filter((frame["quantity"] == "error") & (frame["verb"] == "barrier")).sort("index")
+    assert line["index"].to_list() == list(found.ts)
+    assert line["value"].to_list() == pytest.approx(list(found.error or ()))
+    row = frame.row(0, named=True)
+    assert row["version"] == it.__version__
+    assert row["seconds"] > 0
+    assert row["peak_mib"] > 10
+    assert row["study"] == "small"
+
+
+def test_every_verb_gives_rows(zoo: Any, tmp_path: Path) -> None:
+    pair = ((0, 1),)
+    parts = (
+        Part("symmetry", ("z",), networks=(0,)), Part("connectivity", ("z",), pairs=pair),
+        Part("compare", ("z",), pairs=pair, layers=("1", "2"), grid={"measure": ("linear_cka", "cca")}),
+        Part("stitch", ("z",), pairs=pair, layers=("2",), grid={"family": ("relu", "linear")}),
+        Part("complexity", ("z",), networks=(0,)),
+        Part("fold", ("z",), networks=(0,), options={"at": [0.5]}, grid={"method": ("fold_to", "prune")}),
+    )  # fmt: skip
+    study = run(plan_of(zoo, *parts), out=tmp_path / "s")
+    assert not study.errors
+    frame = study.frame()
+    assert set(frame["verb"].to_list()) == {part.verb for part in parts}
+    compared = frame.filter(frame["verb"] == "compare")
+    assert len(compared) == 8
+    own = it.compare(zoo[0], zoo[1], zoo.dataset().batches("test", 250), layers=["1", "2"], measures=("linear_cka",))
+    for row in own.to_rows():
+        (value,) = compared.filter(
+            (compared["quantity"] == "linear_cka")
+            & (compared["layer"] == row["first"])
+            & (compared["other_layer"] == row["second"])
+        )["value"].to_list()
+        assert value == pytest.approx(row["value"], abs=1e-6)
+    assert frame.filter(frame["quantity"] == "certificate_error")["value"].to_list()[0] < 1e-12
+    assert frame.filter(frame["verb"] == "fold")["index"].min() <= 0.5
+
+
+def test_a_finished_study_does_nothing_again_and_a_longer_run_adds(zoo: Any, tmp_path: Path) -> None:
+    plan = plan_of(zoo, Part("accuracy", ("z",)))
+    first = run(plan, out=tmp_path / "s")
+    again = run(plan, out=tmp_path / "s")
+    assert (first.run, again.run) == (3, 0)
+    assert plain(first.frame()) == plain(again.frame())
+    key = first.frame()["key"].to_list()[0]
+    told: list[Progress] = []
+    one = run(plan, out=tmp_path / "s", only=[key[:12]], progress=told.append)
+    assert one.run == 1
+    assert plain(one.frame()) == plain(first.frame())  # done twice, counted once
+    assert told[-1].done == 3
+
+
+def test_refusals(zoo: Any, tmp_path: Path) -> None:
+    plan = plan_of(zoo, Part("accuracy", ("z",)))
+    run(plan, out=tmp_path / "s")
+    with pytest.raises(InputError, match="small"):
+        run(plan_of(zoo, Part("accuracy", ("z",), networks=(1,))), out=tmp_path / "s")
+    with pytest.raises(InputError, match="The task abc was asked for, but none of the 3 tasks of this plan"):
+        run(plan, out=tmp_path / "s", only=["abc"])
+    with pytest.raises(InputError, match="proceses"):
+        run(plan, "proceses", out=tmp_path / "t")
+    assert not (tmp_path / "t").exists()  # refused before anything was made
+
+
+def test_a_task_that_fails_is_told_and_the_others_are_done(zoo: Any, tmp_path: Path) -> None:
+    """`align` refuses a method that there is not, which only the task finds out."""
+    part = Part("barrier", ("z",), pairs=((0, 1),), options={"points": 3}, grid={"method": ("none", "magic")})
+    study = run(plan_of(zoo, part), out=tmp_path / "s")
+    assert study.tasks == 2
+    ((key, error),) = study.errors.items()
+    assert "magic" in error
+    assert set(study.frame()["key"].to_list()).isdisjoint({key})
+    assert run(plan_of(zoo, part), out=tmp_path / "s").run == 1  # the failed one alone is tried again
+
+
+def test_networks_are_trained_where_the_plan_says_how(tmp_path: Path) -> None:
+    how = ZooPlan(None, "mlp", "digits", (0, 1), None, {"widths": [64, 8, 10]}, {"epochs": 1})
+    study = run(Plan("own", {"z": how}, (Part("accuracy", ("z",)),)), out=tmp_path / "s")
+    assert it.zoo.load(tmp_path / "s" / "zoos" / "z").seeds == (0, 1)
+    assert len(study.frame()) == 2
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_a_driver_killed_at_random_loses_and_repeats_nothing(executor: str, zoo: Any, tmp_path: Path) -> None:
+    """The same plan is started and killed until it ends; the results are those of an undisturbed run."""
+    parts = (
+        Part("accuracy", ("z",), repeats=8),
+        Part("barrier", ("z",), options={"method": "none", "points": 3}, repeats=4),
+    )
+    plan = plan_of(zoo, *parts)
+    whole = plain(run(plan, out=tmp_path / "whole").frame())
+    code = (
+        "import sys, json\nfrom intertwine.study import run\nfrom intertwine.study.plan import plan_of\n"
+        "run(plan_of(json.loads(sys.argv[1])), sys.argv[2], out=sys.argv[3])"
+    )
+    line = [sys.executable, "-c", code, json.dumps(plan.to_dict()), executor, str(tmp_path / "killed")]
+    chance, place = random.Random(0), tmp_path / "killed"
+    for done in (1, 12):  # killed some moments after so many more tasks are there
+        process = subprocess.Popen(line, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True)
+        while stored(place) < done and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.1))
+        assert process.poll() is None, "it ended before it could be killed"
+        process.kill()
+        process.wait()
+        assert stored(place) < len({row["key"] for row in whole})
+    subprocess.run(line, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    assert plain(Store.existing(place).frame()) == whole
+
+
+def stored(folder: Path) -> int:
+    """How many tasks the journals of a study hold."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("journals/*.jsonl"))
