@@ -289,6 +289,19 @@ def test_ctrl_c_ends_the_workers_without_their_noise(tmp_path: Path) -> None:
     assert "Process-" not in errors
 
 
+@pytest.mark.parametrize("when", ["starting", "working"])
+def test_ctrl_c_is_the_drivers_alone(tmp_path: Path, when: str) -> None:
+    shared = "{'note': Noted(note)}" if when == "working" else "{}"
+    file = script(tmp_path, f"for outcome in Processes(2).run([1.0] * 2, nap, {shared}): print(outcome.attempts)")
+    if when == "starting":
+        with file.open("a") as lines:
+            lines.write("else:\n    with note.open('a') as lines: print(os.getpid(), file=lines)\n    time.sleep(1)\n")
+    driver = started(file)
+    for pid in workers_of(tmp_path):
+        os.kill(pid, signal.SIGINT)
+    assert driver.communicate(timeout=30) == ("1\n1\n", "")
+
+
 def test_a_run_left_open_does_not_keep_python_from_ending(tmp_path: Path) -> None:
     code = "outcomes = Processes(2).run([0.01] * 99, nap, {'note': Noted(note)})\nprint(next(outcomes).attempts)"
     driver = started(script(tmp_path, code))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from intertwine.version import VERSION
 
 if TYPE_CHECKING:
+    from intertwine import report as report
     from intertwine import study as study
     from intertwine import zoo as zoo
     from intertwine.align.align import align as align
@@ -113,7 +114,7 @@ _HOMES = {
 
 
 #: Rooms with several verbs, which users reach through the room: `intertwine.zoo.train`.
-_ROOMS = {"study", "zoo"}
+_ROOMS = {"report", "study", "zoo"}
 
 
 def __getattr__(name: str) -> Any:

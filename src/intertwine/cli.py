@@ -20,7 +20,7 @@ from intertwine.commands.arguments import (
     positive,
 )
 from intertwine.commands.feature_arguments import add_dissect, add_fold
-from intertwine.commands.study_arguments import add_study
+from intertwine.commands.study_arguments import add_report, add_study
 from intertwine.errors import IntertwineError
 from intertwine.version import VERSION
 
@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     add_dissect(commands.add_parser("dissect", help="which concepts do single units stand for, in which basis?"))
     _add_zoo(commands.add_parser("zoo", help="train networks from many seeds at once; list and test them"))
     add_study(commands.add_parser("study", help="many networks, pairs, layers and verbs: one plan, one table"))
+    add_report(commands.add_parser("report", help="the results of a study as one HTML page"))
     _add_demo(commands.add_parser("demo", help="the whole story on real handwritten digits, in under two minutes"))
     return top
 

@@ -1,4 +1,4 @@
-"""The arguments of `intertwine study`; torch is not needed to read them."""
+"""The arguments of `intertwine study` and `report`; torch is not needed to read them."""
 
 from __future__ import annotations
 
@@ -26,3 +26,11 @@ def add_study(command: argparse.ArgumentParser) -> None:
     run.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster that is running")
     run.add_argument("--only", metavar="KEY", action="append", default=[], help="tasks whose key begins so, done again")
     add_json(run)
+
+
+def add_report(command: argparse.ArgumentParser) -> None:
+    """`report`."""
+    command.description = "Write the results of a study as one HTML file that opens from disk."
+    command.add_argument("folder", metavar="FOLDER", help="of the study, as `intertwine study run` names it")
+    command.add_argument("--out", metavar="FILE", help="the HTML file (default report.html in the folder)")
+    add_json(command)
