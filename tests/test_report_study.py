@@ -232,6 +232,13 @@ def test_measures_of_different_tasks_share_a_switch_and_bare_numbers_get_their_z
     assert text.count("<label hidden>") == 2
 
 
+def test_classes_have_their_name_where_there_are_no_options(tmp_path: Path) -> None:
+    row = {"study": "s", "verb": "complexity", "a": "net", "layer": "1", "options": "{}", "repeat": 0}
+    records = [row | {"key": "k", "quantity": quantity, "value": 8.0} for quantity in ("classes", "width")]
+    page = write_study(records, tmp_path / "r.html").read_text(encoding="utf-8")
+    assert re.search(r"<th[^>]*>classes</th>", page)
+
+
 def test_the_width_stands_once_beside_the_classes_of_every_beta(text: str) -> None:
     figure = re.search(r'id="complexity".*?</figure>', text, re.S)
     assert figure is not None

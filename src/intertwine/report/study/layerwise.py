@@ -83,7 +83,8 @@ def _view(kind: Kind, label: str, entries: list[Entry], names: Names, commands: 
         if entry.quantity == kind.beside:
             return kind.beside
         alpha = f"α={short(entry.index)}" if alphas and entry.index is not None else ""
-        return ", ".join(part for part in (names.settings(entry), alpha) if part)
+        said = ", ".join(part for part in (names.settings(entry), alpha) if part)
+        return said or (kind.quantity if kind.beside else "")  # beside another line it needs a name of its own
 
     series = gather(entries, name, lambda e: place[e.layer or ""], commands)
     title = kind.told.format(label)
