@@ -236,7 +236,11 @@ def test_classes_have_their_name_where_there_are_no_options(tmp_path: Path) -> N
     row = {"study": "s", "verb": "complexity", "a": "net", "layer": "1", "options": "{}", "repeat": 0}
     records = [row | {"key": "k", "quantity": quantity, "value": 8.0} for quantity in ("classes", "width")]
     page = write_study(records, tmp_path / "r.html").read_text(encoding="utf-8")
-    assert re.search(r"<th[^>]*>classes</th>", page)
+    figure = re.search(r'id="complexity".*?</figure>', page, re.S)
+    assert figure is not None
+    legend = re.search(r'<ul class="legend">(.*?)</ul>', figure[0], re.S)
+    assert legend is not None
+    assert re.findall(r"</svg>\s*(?:<[^>]+>)*([a-z]+)", legend[1]) == ["classes", "width"]
 
 
 def test_the_width_stands_once_beside_the_classes_of_every_beta(text: str) -> None:
