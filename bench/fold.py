@@ -188,6 +188,11 @@ def _curves_table(results: dict[str, Any]) -> Iterator[str]:
             if of:
                 yield f"| {method} | {' | '.join(_best(of, share) for share in COLUMNS)} |"
         yield ""
+        for r in rows:
+            if "failed" in r:
+                yield f"- {r['method']} with {r['knob']} {r['value']:g} failed: {r['failed'][:80]}"
+        if any("failed" in r for r in rows):
+            yield ""
 
 
 def _best(rows: list[dict[str, Any]], share: float) -> str:

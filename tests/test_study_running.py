@@ -135,8 +135,8 @@ def test_networks_are_trained_where_the_plan_says_how(tmp_path: Path) -> None:
 def test_a_driver_killed_at_random_loses_and_repeats_nothing(executor: str, zoo: Any, tmp_path: Path) -> None:
     """The same plan is started and killed until it ends; the results are those of an undisturbed run."""
     parts = (
-        Part("accuracy", ("z",), repeats=8),
-        Part("barrier", ("z",), options={"method": "none", "points": 3}, repeats=4),
+        Part("accuracy", ("z",), repeats=40),
+        Part("barrier", ("z",), options={"method": "none", "points": 3}, repeats=30),
     )
     plan = plan_of(zoo, *parts)
     whole = plain(run(plan, out=tmp_path / "whole").frame())
@@ -146,11 +146,11 @@ def test_a_driver_killed_at_random_loses_and_repeats_nothing(executor: str, zoo:
     )
     line = [sys.executable, "-c", code, json.dumps(plan.to_dict()), executor, str(tmp_path / "killed")]
     chance, place = random.Random(0), tmp_path / "killed"
-    for done in (1, 12):  # killed some moments after so many more tasks are there
+    for done in (1, 40):  # killed some moments after so many more tasks are there
         process = subprocess.Popen(line, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True)
         while stored(place) < done and process.poll() is None:
             time.sleep(0.005)
-        time.sleep(chance.uniform(0, 0.1))
+        time.sleep(chance.uniform(0, 0.05))
         assert process.poll() is None, "it ended before it could be killed"
         process.kill()
         process.wait()
