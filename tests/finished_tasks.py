@@ -1,13 +1,15 @@
 """What the tests of the result store share: finished tasks, a store for them, programs in their own processes."""
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from intertwine.study.rows import Finished, Row
+from intertwine.study.rows import COLUMNS, Finished, Row
 from intertwine.study.store import Store
 
 PLAN: dict[str, Any] = {"verb": "compare", "zoo": "digits"}
@@ -40,7 +42,7 @@ def program(code: str, *arguments: str) -> dict[str, Any]:
     start = f"""
         import os, signal, sys
         from intertwine.study.store import Store
-        from intertwine.study.rows import Finished, Row
+        from intertwine.study.rows import COLUMNS, Finished, Row
         PLAN = {PLAN!r}
         def one(key): return Finished(key, {{'verb': 'compare'}}, (Row('cka', 0.5),), 0.5)
     """
@@ -51,3 +53,15 @@ def program(code: str, *arguments: str) -> dict[str, Any]:
 def run_script(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Such a program, run to its end."""
     return subprocess.run(**program(code, *arguments), capture_output=True, text=True, check=False, timeout=120)
+
+
+def records_of(finished: Finished, study: str) -> list[dict[str, Any]]:
+    """The rows of a task as the table of a study must show them, made in the plainest way."""
+    about = {name: finished.task.get(name) for name in ("verb", "zoo", "a", "b", "layer", "repeat")}
+    about |= {"study": study, "key": finished.key, "seconds": finished.seconds, "peak_mib": finished.peak_mib}
+    about |= {**finished.made, "options": json.dumps(finished.task.get("options") or {}, sort_keys=True)}
+    found = []
+    for row in finished.rows:
+        record = about | {name: value for name, value in asdict(row).items() if value is not None}
+        found.append({name: record.get(name) for name in COLUMNS})
+    return found

@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from finished_tasks import records_of
+
 from intertwine.study.rows import Finished, Row
 
 LAYERS = ("conv1", "conv2", "layer1.0.relu", "layer1.1.relu", "layer2.0.relu", "layer2.1.relu", "pool", "fc")
@@ -99,7 +101,7 @@ def finished() -> Iterator[Finished]:
 
 def records() -> list[dict[str, Any]]:
     """A small study of all verbs."""
-    return [record for one in finished() for record in one.records("digits")]
+    return [record for one in finished() for record in records_of(one, "digits")]
 
 
 def failure() -> dict[str, Any]:
@@ -115,12 +117,12 @@ def many(rows: int) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     pair = 0
     while len(made) < rows // 2:
-        made += task("compare", compared(noise, layers), "cnn-0", f"cnn-{pair}").records("large")
+        made += records_of(task("compare", compared(noise, layers), "cnn-0", f"cnn-{pair}"), "large")
         pair += 1
     made = made[: rows // 2]
     for i in range(rows - len(made)):
         row = Row("penalty", noise.random(), noise.random() / 2, 0.5 + noise.random() / 2, layer=layers[i % 20])
         networks = f"cnn-{i // 400}", f"cnn-{i // 400 + 1}"
         one = task("stitch", [row], *networks, i // 20 % 5, layers[i % 20], family=f"family-{i // 100 % 4}")
-        made += one.records("large")
+        made += records_of(one, "large")
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ def test_a_table_alone_is_enough(study: Any, tmp_path: Path) -> None:
     text = it.report.write(study.frame(), tmp_path / "table.html").read_text()
     assert "linear_cka" in text
     assert "S_16" not in text  # networks are in the study's folder, not in its table
+
+
+def test_results_are_shown_where_the_networks_are_gone(tmp_path: Path) -> None:
+    zoo = it.zoo.train("mlp", seeds=[0], data="digits", out=tmp_path / "z", epochs=1)
+    plan = {"name": "p", "zoos": {"z": {"folder": str(zoo.folder)}}, "parts": [{"verb": "accuracy"}]}
+    study = it.study.run(plan, out=tmp_path / "s")
+    shutil.rmtree(zoo.folder)
+    assert "accuracy" in it.report.write(study, tmp_path / "r.html").read_text()
 
 
 def test_the_command(study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

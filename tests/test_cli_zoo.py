@@ -20,6 +20,7 @@ from torch import nn
 from intertwine import zoo
 from intertwine.cli import main
 from intertwine.commands import zoo as command
+from intertwine.commands.show import duration
 from intertwine.zoo.datasets.sources import SOURCES, Source
 from intertwine.zoo.manifest import read_manifest
 from intertwine.zoo.networks.registry import architectures
@@ -161,7 +162,7 @@ def test_the_bar_is_drawn_on_standard_error(run: Run, tmp_path: Path, monkeypatc
     [(0.2, "0 s"), (99.0, "99 s"), (100.0, "2 min"), (5990.0, "100 min"), (6000.0, "1.7 h"), (86400.0, "24.0 h")],
 )
 def test_times_are_read_at_a_glance(seconds: float, words: str) -> None:
-    assert command._duration(seconds) == words
+    assert duration(seconds) == words
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 import polars
 import pytest
 import study_records
+from finished_tasks import records_of
 
 from intertwine.errors import InputError
 from intertwine.report.study import page as page_module
@@ -195,21 +196,21 @@ def test_repeats_become_their_mean_and_spread() -> None:
     rows = [
         study_records.task("barrier", [Row("error", v, index=0.5)], "a", "b", i) for i, v in enumerate([0.1, 0.2, 0.6])
     ]
-    found = read([r for one in rows for r in one.records("s")])
+    found = read([r for one in rows for r in records_of(one, "s")])
     commands = Commands()
     (series,) = gather(found.entries, lambda e: "", lambda e: e.index or 0.0, commands)
     (dot,) = series.dots
     assert dot.value == pytest.approx(statistics.mean([0.1, 0.2, 0.6]))
     assert (dot.low, dot.high, dot.count, dot.commands) == (0.1, 0.6, 3, (0, 1, 2))
     assert "Means of up to 3 repeats; the interval is from the smallest to the largest." in made(
-        [r for one in rows for r in one.records("s")]
+        [r for one in rows for r in records_of(one, "s")]
     )
 
 
 def test_different_options_are_never_averaged() -> None:
     rows = [study_records.task("fold", [Row("accuracy", v, index=0.5)], "a", method=m, norm=n)
             for v, m, n in ((0.1, "x", "p"), (0.2, "x", "q"), (0.4, "y", "p"))]  # fmt: skip
-    text = made([r for one in rows for r in one.records("s")])
+    text = made([r for one in rows for r in records_of(one, "s")])
     assert "repeats" not in text.split("<script>")[0]
     for name in ("x, norm=p", "x, norm=q", "y, norm=p"):
         assert f'<th scope="col">{name}</th>' in text
@@ -217,7 +218,7 @@ def test_different_options_are_never_averaged() -> None:
 
 def test_how_far_to_fold_is_no_curve_of_its_own() -> None:
     rows = [study_records.task("fold", [Row("accuracy", 1 - b, index=1 - b)], "a", beta=b) for b in (0.1, 0.2, 0.3)]
-    figure = made([r for one in rows for r in one.records("s")])
+    figure = made([r for one in rows for r in records_of(one, "s")])
     assert figure.count("<polyline") == 1
 
 
@@ -226,7 +227,7 @@ def test_measures_of_different_tasks_share_a_switch_and_bare_numbers_get_their_z
         study_records.task("compare", [Row(m, 0.5, layer="x", other_layer="y")], "0", "1", measure=m)
         for m in ("rv", "cca")
     ]
-    text = made([r for one in tasks for r in one.records("s")])
+    text = made([r for one in tasks for r in records_of(one, "s")])
     assert "rv between the layers of cnn 0 × cnn 1. Highest" in text
     assert text.count("<select>") == 3
     assert text.count("<label hidden>") == 2
@@ -253,7 +254,7 @@ def test_the_width_stands_once_beside_the_classes_of_every_beta(text: str) -> No
 
 def test_points_lie_where_their_numbers_are() -> None:
     one = study_records.task("fold", [Row("accuracy", y, index=x) for x, y in ((0.0, 0.2), (0.5, 1.0), (1.0, 0.5))])
-    (series,) = gather(read(one.records("s")).entries, lambda e: "", lambda e: e.index or 0.0, Commands())
+    (series,) = gather(read(records_of(one, "s")).entries, lambda e: "", lambda e: e.index or 0.0, Commands())
     drawn = line_chart(Axes("t", "x", "y"), [series])
     points = re.search(r'<polyline points="([^"]*)"', drawn)
     assert points is not None
@@ -288,7 +289,7 @@ def test_intervals_of_penalties_are_drawn_and_written(text: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_finite_number_is_shown_as_missing(value: float) -> None:
-    tree = Tree(made(study_records.task("fold", [Row("accuracy", value, index=0.5)]).records("s")))
+    tree = Tree(made(records_of(study_records.task("fold", [Row("accuracy", value, index=0.5)]), "s")))
     (row,) = held(tree)
     assert (row["value"], row["note"]) == (None, f"the value is {value}")
 
@@ -328,7 +329,7 @@ def test_many_layers_and_many_lines_are_thinned_and_said() -> None:
     layers = [f"l{i}" for i in range(70)]
     cells = [Row("cka", 0.5, layer=a, other_layer=b) for a in layers for b in layers]
     lines = [study_records.task("fold", [Row("accuracy", 0.5, index=0.5)], method=f"m{i}") for i in range(15)]
-    text = made([r for one in [study_records.task("compare", cells, b="x"), *lines] for r in one.records("s")])
+    text = made([r for one in [study_records.task("compare", cells, b="x"), *lines] for r in records_of(one, "s")])
     assert "One layer in 2 is drawn." in text
     assert text.count('class="h"') - 14 == len(layers[::2]) ** 2
     assert "The first 12 of 15 lines are drawn." in text

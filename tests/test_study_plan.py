@@ -15,7 +15,6 @@ from intertwine.errors import InputError
 from intertwine.study.lines import Lines
 from intertwine.study.plan import Part, Plan, ZooPlan, plan_of, read_plan
 from intertwine.study.tasks import expand
-from intertwine.study.verbs import VERBS
 from intertwine.study.zoos import known_zoos
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -193,8 +192,3 @@ def test_lines_of_tables_in_lists_of_tables() -> None:
     assert lines.of("p", 1) == 6
     assert lines.of("p", 1, "b") == 6
     assert lines.of("x") == 1
-
-
-def test_every_verb_says_its_options() -> None:
-    assert {"accuracy", "symmetry", "barrier", "connectivity", "compare", "stitch", "complexity", "fold"} <= set(VERBS)
-    assert all(verb.networks in (1, 2) for verb in VERBS.values())

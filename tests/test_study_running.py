@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import intertwine as it
 from intertwine.errors import InputError
@@ -122,6 +123,19 @@ def test_a_task_that_fails_is_told_and_the_others_are_done(zoo: Any, tmp_path: P
     assert "magic" in error
     assert set(study.frame()["key"].to_list()).isdisjoint({key})
     assert run(plan_of(zoo, part), out=tmp_path / "s").run == 1  # the failed one alone is tried again
+
+
+def test_networks_added_to_a_zoo_are_seen_and_random_numbers_are_left_alone(tmp_path: Path) -> None:
+    place = tmp_path / "z"
+    plan = Plan("p", {"z": ZooPlan(folder=str(place))}, (Part("accuracy", ("z",)),))
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    for seeds in ([0], [0, 1]):
+        it.zoo.train("mlp", seeds=seeds, data="digits", out=place, options={"widths": (64, 8, 10)}, epochs=1)
+        study = run(plan, out=tmp_path / f"s{len(seeds)}")
+        assert not study.errors
+        assert len(study.frame()) == len(seeds)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_networks_are_trained_where_the_plan_says_how(tmp_path: Path) -> None:

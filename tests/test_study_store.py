@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from finished_tasks import files, one, opened, task
+from finished_tasks import files, one, opened, records_of, task
 
 from intertwine.errors import InputError
 from intertwine.study.rows import COLUMNS, Finished, Row
@@ -53,7 +53,7 @@ def test_the_table_is_what_the_tasks_say(tmp_path: Path, way: str) -> None:
             assert files(tmp_path, "journals") == []
             assert files(tmp_path, "shards") == [shard.name]
     frame = Store.existing(tmp_path).frame()
-    wanted = [record for finished in tasks for record in finished.records("mine")]
+    wanted = [record for finished in tasks for record in records_of(finished, "mine")]
     assert list(map(shown, frame.to_dicts())) == list(map(shown, wanted))
     assert Store.existing(tmp_path).done() == {finished.key for finished in tasks}  # those without rows, too
 

@@ -36,6 +36,17 @@ def terminal() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
 
 
+def duration(seconds: float) -> str:
+    """Time left, as short as it can be said.
+
+    >>> duration(42.0), duration(600.0), duration(9000.0)
+    ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
 def human(count: int) -> str:
     """11689512 → 11.7 M."""
     for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from intertwine.commands.progress import progress
-from intertwine.commands.show import terminal
+from intertwine.commands.show import duration, terminal
 from intertwine.study.running import Progress, Study
 from intertwine.study.running import run as run_study
 
@@ -22,7 +22,7 @@ def run(options: Namespace) -> int:
     with progress("reading the plan") as tell:
 
         def told(now: Progress) -> None:
-            left = "" if now.left is None else f", {_duration(now.left)} left"
+            left = "" if now.left is None else f", {duration(now.left)} left"
             failed = f", {now.failed} failed" if now.failed else ""
             doing = f"{now.done} of {now.total} tasks: {now.doing}{failed}{left}"
             tell(doing, now.done / max(now.total, 1))
@@ -31,14 +31,11 @@ def run(options: Namespace) -> int:
             options.plan, options.executor, out=options.out, workers=options.workers, gpus=options.gpus,
             address=options.address, only=options.only, progress=told,
         )  # fmt: skip
-    _show_json(found) if options.json else _show(found)
+    if options.json:
+        _show_json(found)
+    else:
+        _show(found)
     return 1 if found.errors else 0
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _show_json(found: Study) -> None:

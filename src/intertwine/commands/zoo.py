@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from intertwine.commands.show import human, terminal
+from intertwine.commands.show import duration, human, terminal
 from intertwine.commands.words import option
 from intertwine.zoo.datasets.download import download
 from intertwine.zoo.datasets.sources import NAMES
@@ -53,7 +53,7 @@ def _train(options: Namespace) -> int:
                 task, completed=progress.done,
                 description=f"{named}, epoch {min(progress.epoch + 1, progress.epochs)} of {progress.epochs}",
                 accuracy="" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}",
-                left="" if progress.left is None else f"{_duration(progress.left)} left",
+                left="" if progress.left is None else f"{duration(progress.left)} left",
             )  # fmt: skip
 
         zoo = train(
@@ -64,12 +64,6 @@ def _train(options: Namespace) -> int:
         )  # fmt: skip
     _show(zoo, options.json)
     return 0
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 # -- list, evaluate, download ------------------------------------------------------------------------------------------

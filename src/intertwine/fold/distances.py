@@ -44,11 +44,10 @@ class Distances:
         block = np.ix_(live, live)
         part = np.zeros((len(live), len(live)))
         for kind, gram in self.grams.items():
-            scale = self._scale(kind)[live]
             rows = gram[block]
             if self.per_count and kind == "sum":
-                rows *= scale[:, None]
-                rows *= scale[None, :]
+                rows /= self.counts[live][:, None]
+                rows /= self.counts[live][None, :]
             squares = rows.diagonal().copy()
             rows *= -2
             rows += squares[:, None]
@@ -62,9 +61,6 @@ class Distances:
         self.near = Extremes(table, self.alive)
         self.far = Extremes(-table, self.alive) if self.follow_largest else None
         self.rounding = ROUNDING * float(sum(g.diagonal().max() for g in self.grams.values()))
-
-    def _scale(self, kind: str) -> Array:
-        return 1 / self.counts if self.per_count and kind == "sum" else np.ones(len(self.counts))
 
     @property
     def smallest(self) -> float:
@@ -81,7 +77,7 @@ class Distances:
         """How far apart two live features usually are: the median, copies and dead features left out."""
         live = np.flatnonzero(self.alive)
         pairs = self.table[np.ix_(live, live)][np.triu_indices(len(live), 1)]
-        pairs = pairs[pairs > NOTHING * self.largest]
+        pairs = pairs[pairs > NOTHING * pairs.max(initial=0.0)]
         return float(np.median(pairs)) if len(pairs) else 0.0
 
     def pair(self) -> tuple[int, int]:
@@ -106,9 +102,8 @@ class Distances:
         row = np.zeros(len(self.alive))
         for kind, gram in self.grams.items():
             if self.per_count and kind == "sum":
-                scale = self._scale(kind)
-                squares = gram.diagonal() * scale**2
-                row += squares + squares[m] - 2 * gram[m] * scale * scale[m]
+                squares = gram.diagonal() / self.counts**2
+                row += squares + squares[m] - 2 * gram[m] / (self.counts * self.counts[m])
             else:
                 row += gram.diagonal() + gram[m, m] - 2 * gram[m]
         if self.weighted:

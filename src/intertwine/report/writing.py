@@ -12,8 +12,10 @@ from intertwine.study.plan import Plan, plan_of
 from intertwine.study.running import Study
 from intertwine.study.store import Store
 from intertwine.study.workbench import Workbench
-from intertwine.study.zoos import known_zoos
+from intertwine.study.zoos import place_of
 from intertwine.symmetry.symmetry import symmetry
+from intertwine.zoo.manifest import FILE as MANIFEST
+from intertwine.zoo.manifest import read_manifest
 
 
 def write(results: Study | str | Path | Any, path: str | Path) -> Path:
@@ -44,8 +46,10 @@ def write(results: Study | str | Path | Any, path: str | Path) -> Path:
 def _networks(plan: Plan, folder: Path) -> dict[str, str]:
     """The wires of every architecture; a zoo whose networks are no longer there is left out."""
     found = {}
-    for name, zoo in known_zoos(plan, folder).items():
-        if (zoo.folder / "manifest.json").exists():
-            bench = Workbench({name: str(zoo.folder)})
-            found[name] = wires(outline(symmetry(bench.network(name, zoo.seeds[0]), bench.example(name)).wires))
+    for name, zoo in plan.zoos.items():
+        place = place_of(name, zoo, folder)
+        records = read_manifest(place).records if (place / MANIFEST).exists() else ()
+        if records:
+            bench = Workbench({name: str(place)})
+            found[name] = wires(outline(symmetry(bench.network(name, records[0].seed), bench.example(name)).wires))
     return found

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, NoReturn
 
 from intertwine.errors import InputError, did_you_mean
 from intertwine.study.plan import Part, Plan
@@ -79,7 +79,7 @@ class _Checked:
         if part.layers and not (self.verb.layered or self.verb.takes_layers):
             self.refuse(f"{part.verb} looks at whole networks; leave layers out")
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> NoReturn:
         raise InputError(f"{self.where}: {why}.")
 
     def tasks(self, zoo: KnownZoo) -> Iterator[Task]:

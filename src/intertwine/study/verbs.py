@@ -22,7 +22,7 @@ from intertwine.study.rows import Row
 from intertwine.study.workbench import Workbench
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
-#: How fold_curve makes networks smaller: each takes a share of parameters or of features, or a β.
+#: How the verb "fold" makes networks smaller: each takes a share of parameters or of features, or a β.
 SMALLER: Mapping[str, Callable[..., Any]] = {
     "fold_to": lambda model, x, at: fold_to(model, x, parameters=at),
     "merge": lambda model, x, at: fold_to(model, x, parameters=at, how="merge"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from intertwine.zoo.datasets.dataset import Dataset
 from intertwine.zoo.folder import Zoo, load
+from intertwine.zoo.manifest import FILE as MANIFEST
 
 
 class Workbench:
@@ -24,14 +24,11 @@ class Workbench:
     def __init__(self, folders: Mapping[str, str], data: Mapping[str, Dataset] | None = None) -> None:
         self.folders, self._data = folders, data or {}
 
-    def zoo(self, name: str) -> Zoo:
-        return _load(self.folders[name])
-
     def network(self, zoo: str, seed: int) -> nn.Module:
-        return _network(self.folders[zoo], seed)
+        return _network(*_version(self.folders[zoo]), seed)
 
     def data(self, zoo: str) -> Dataset:
-        return self._data[zoo] if zoo in self._data else _data(self.folders[zoo])
+        return self._data[zoo] if zoo in self._data else _data(*_version(self.folders[zoo]))
 
     def batches(self, zoo: str, split: str, images: int | None, batch: int = 250) -> list[tuple[Tensor, Tensor]]:
         """The first images of a split, or all."""
@@ -46,16 +43,22 @@ class Workbench:
         return torch.zeros(1, *self.data(zoo).shape)
 
 
+def _version(folder: str) -> tuple[str, int]:
+    """A folder and when its manifest was written: what is kept of it is forgotten once it holds other networks."""
+    path = Path(folder) / MANIFEST
+    return folder, path.stat().st_mtime_ns if path.exists() else 0
+
+
 @lru_cache(maxsize=8)
-def _load(folder: str) -> Zoo:
+def _load(folder: str, version: int) -> Zoo:
     return load(Path(folder))
 
 
 @lru_cache(maxsize=16)
-def _network(folder: str, seed: int) -> nn.Module:
-    return _load(folder).seed(seed)
+def _network(folder: str, version: int, seed: int) -> nn.Module:
+    return _load(folder, version).seed(seed)
 
 
 @lru_cache(maxsize=4)
-def _data(folder: str) -> Any:
-    return _load(folder).dataset()
+def _data(folder: str, version: int) -> Dataset:
+    return _load(folder, version).dataset()

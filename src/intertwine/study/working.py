@@ -27,9 +27,10 @@ def work(task: Task, shared: Mapping[str, Any]) -> Finished:
     a, b = (None if seed is None else bench.network(task.zoo, seed) for seed in (task.a, task.b))
     assert a is not None  # every task has a first network
     options = {**verb.options, **task.options}
-    torch.manual_seed(task.repeat)
     start = time.perf_counter()
-    rows = tuple(verb.run(Ask(bench, task.zoo, a, b, task.layer, options, task.repeat)))
+    with torch.random.fork_rng():  # tasks may run in the user's own process, whose random numbers are not ours
+        torch.manual_seed(task.repeat)
+        rows = tuple(verb.run(Ask(bench, task.zoo, a, b, task.layer, options, task.repeat)))
     seconds = time.perf_counter() - start
     return Finished(task.key, task.to_dict(), rows, seconds, peak_mib(), made(shared["made"], task))
 

@@ -6,8 +6,12 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from intertwine.errors import InputError
 from intertwine.study.plan import Plan, ZooPlan
@@ -37,10 +41,16 @@ def known_zoos(plan: Plan, folder: Path) -> dict[str, KnownZoo]:
     Raises:
         InputError: a zoo that should be there is missing, or no network of it is finished.
     """
+    places = {name: place_of(name, zoo, folder) for name, zoo in plan.zoos.items()}
     return {
-        name: _given(name, Path(zoo.folder)) if zoo.folder is not None else _planned(name, zoo, folder / "zoos" / name)
+        name: _planned(name, zoo, places[name]) if zoo.folder is None else _given(name, places[name])
         for name, zoo in plan.zoos.items()
     }
+
+
+def place_of(name: str, zoo: ZooPlan, folder: Path) -> Path:
+    """Where the networks of a zoo are, or will be; `folder`: of the study."""
+    return folder / "zoos" / name if zoo.folder is None else Path(zoo.folder)
 
 
 def _given(name: str, folder: Path) -> KnownZoo:
@@ -52,13 +62,13 @@ def _given(name: str, folder: Path) -> KnownZoo:
         )
     networks = load(folder)
     content = asdict(manifest.plan) | {"files": {r.seed: r.sha256 for r in manifest.records}}
-    return KnownZoo(name, folder, networks.seeds, _hash(content), _layers(networks.factory()))
+    return KnownZoo(name, folder, networks.seeds, _hash(content), _layers(networks.factory))
 
 
 def _planned(name: str, zoo: ZooPlan, folder: Path) -> KnownZoo:
     assert zoo.architecture is not None  # a plan has a folder or an architecture
     content = {key: value for key, value in asdict(zoo).items() if key not in ("folder", "seeds")}
-    return KnownZoo(name, folder, zoo.seeds, _hash(content), _layers(build(zoo.architecture, **zoo.options)))
+    return KnownZoo(name, folder, zoo.seeds, _hash(content), _layers(partial(build, zoo.architecture, **zoo.options)))
 
 
 def train_missing(plan: Plan, known: Mapping[str, KnownZoo], report: Report = lambda progress: None) -> None:
@@ -71,8 +81,9 @@ def train_missing(plan: Plan, known: Mapping[str, KnownZoo], report: Report = la
             )  # fmt: skip
 
 
-def _layers(model: Any) -> tuple[str, ...]:
-    return tuple(name for name, _ in model.named_modules() if name)
+def _layers(factory: Callable[[], nn.Module]) -> tuple[str, ...]:
+    with torch.random.fork_rng():  # a network draws its first weights, which nobody will look at
+        return tuple(name for name, _ in factory().named_modules() if name)
 
 
 def _hash(content: Mapping[str, Any]) -> str:
