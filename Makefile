@@ -7,11 +7,12 @@ BIN     := $(VENV)/bin
 # Without the constraints pip is free to choose another torch, so every install goes through this line.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PINS    := pyproject.toml constraints.txt
-PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --doctest-modules
+# Neighbours stay in one worker (worksteal), so that what a module trains for its tests is trained once, not per worker.
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --doctest-modules
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint format bench docs clean
+.PHONY: help demo test test-slow lint format bench docs site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +51,7 @@ bench: $(VENV)/.installed-dev  ## measure everything: discovery time, fuzzed net
 	$(BIN)/python bench/inspection.py dissect
 	$(BIN)/python bench/align.py speed
 	$(BIN)/python bench/measure_validation.py --skip soft_matching
+	$(BIN)/python bench/study.py
 
 docs: $(VENV)/.installed-dev  ## write the generated pages again from the results at hand
 	$(BIN)/python bench/coverage.py --page
@@ -60,9 +62,16 @@ docs: $(VENV)/.installed-dev  ## write the generated pages again from the result
 	$(BIN)/python docs/stitching_figures.py
 	$(BIN)/python docs/folding_figures.py
 	$(BIN)/python docs/inspection_figures.py
-	$(BIN)/python experiments/thesis_table1.py --plot docs/images/thesis-table1.svg
+	$(BIN)/intertwine reproduce --draw experiments/results/sorensen-table1.paper.json --plot docs/images/thesis-table1.svg
 	$(BIN)/python docs/results.py
 	$(BIN)/intertwine inspect examples/residual.py:net --svg docs/images/wires.svg
+	$(BIN)/python examples/compare_checkpoints.py docs/images
+	$(BIN)/python examples/merge_models.py docs/images
+	$(BIN)/python examples/shrink_model.py docs/images
+
+site: $(VENV)/.installed-dev  ## build the documentation, build/site/index.html, without a network
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -E -d build/site-cache docs build/site
+	$(BIN)/python docs/site/offline.py build/site
 
 clean:  ## remove the environment, caches and results
 	rm -rf $(VENV) out build dist .pytest_cache .ruff_cache .pyrefly_cache .hypothesis
@@ -77,7 +86,7 @@ $(BIN)/pip:
 # A stamp per set of extras: a second run installs nothing unless the requirements changed.
 $(VENV)/.installed-demo: $(PINS) | $(BIN)/pip
 	@echo "installing intertwine for the demo ..."
-	$(INSTALL) -e '.[cli,data,plot]'
+	$(INSTALL) -e '.[cli,data,frames,plot]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(PINS) | $(BIN)/pip

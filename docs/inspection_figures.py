@@ -1,4 +1,4 @@
-"""Draw the figures of docs/inspection.md again: the trend from the kept rows of experiments/dissection.py, the others
+"""Draw the figures of docs/inspection.md again: the trend from the kept rows of figures 3 and 19, the others
 from one network for drawn pictures and one for digits, trained here in some minutes. Needs `plot` and `data`.
 
 python docs/inspection_figures.py                 # trains into a temporary folder
@@ -8,8 +8,6 @@ python docs/inspection_figures.py --zoo DIR       # keeps the network, and takes
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +21,8 @@ import torch
 from torch import nn
 
 mpl.use("svg")
-sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
-import dissection
 from figures import IMAGES, STEADY
+from inspection_tables import RESULTS, read_rows
 
 import intertwine as it
 from intertwine.features.pictures import new_figure
@@ -33,12 +30,13 @@ from intertwine.inspect.dissection import Dissection
 from intertwine.inspect.grids import draw_images, scaled_image, scaled_map
 from intertwine.inspect.rotation import haar, planes
 from intertwine.inspect.unit_pictures import draw_units
+from intertwine.reproduce.experiments import read_result
+from intertwine.reproduce.kinds.dissection.fractions import WITH, WITHOUT
 from intertwine.zoo.concepts import ConceptImages, concept_images
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROWS = Path(__file__).parents[1] / "experiments" / "results" / "dissection.json"
 WARM, COOL, GREY = "#c05621", "#2b6cb0", "0.55"
 INSIDE = "layer3.2.relu1"
 
@@ -108,15 +106,15 @@ def against_chance(found: Mapping[str, Dissection], folder: Path) -> None:
     save(figure, folder, "chance")
 
 
-def trend(result: Mapping[str, Any], folder: Path) -> None:
+def trend(found: list[dict[str, Any]], folder: Path) -> None:
     """Fractions against α behind the sum and inside the block: networks one by one (over rotations), and their mean."""
     figure = new_figure(8.4, 3.2)
     grid: Any = figure.subplots(1, 2, sharey=True)
     for axes, (place, title) in zip(
         grid, (("layer3", "behind the residual sum"), (INSIDE, "inside the block")), strict=True
     ):
-        for kind, colour in zip(dissection.KINDS.values(), (COOL, WARM), strict=True):
-            rows = [row for row in result["rows"] if (row["at"], row["kind"]) == (place, kind)]
+        for kind, colour in zip((WITH, WITHOUT), (COOL, WARM), strict=True):
+            rows = [row for row in found if (row["at"], row["kind"]) == (place, kind)]
             for network in sorted({row["network"] for row in rows}):
                 _line(axes, [row for row in rows if row["network"] == network], color=colour, alpha=0.35, linewidth=0.9)
             _line(axes, rows, color=colour, linewidth=2.2, marker="o", markersize=4, label=kind)
@@ -191,20 +189,22 @@ def penalty(folder: Path) -> None:
     save(found.plot(), folder, "penalty")
 
 
-def draw(folder: Path, zoo: Path, result: Mapping[str, Any]) -> None:
+def draw(folder: Path, zoo: Path) -> None:
     """All figures, from the rows of the experiment and a network trained as its first."""
-    data, networks, wanted = (result["manifest"]["plan"][name] for name in dissection.TABLES)
+    plan = read_result(RESULTS[0]).plan
+    networks, wanted = plan["networks"], plan["settings"]
     learn, seen = (
-        concept_images(part["pictures"], part["seed"], data["size"], data["task"]) for part in (data, wanted)
+        concept_images(wanted[many], wanted[seed], wanted["size"], wanted["task"])
+        for many, seed in (("pictures", "seed"), ("seen", "seen_seed"))
     )
     trained = it.zoo.train(
-        networks["architecture"], seeds=[0], data=learn.dataset(data["test"]), out=zoo, recipe=networks["recipe"],
+        networks["architecture"], seeds=[0], data=learn.dataset(wanted["test"]), out=zoo, recipe=networks["recipe"],
         device="cpu", options={**networks["options"], "residual_relu": True}, **networks["changes"],
     )  # fmt: skip
     model, x = trained[0].eval(), seen.inputs()
     with mpl.rc_context(STEADY):
         rotation(folder)
-        trend(result, folder)
+        trend(read_rows(), folder)
         own, turned = it.rotation_scan(model, "layer3", x, seen.concepts, [0, 1]).dissections.values()
         against_chance({"own basis": own, "rotated, α = 1": turned}, folder)
         best = [unit.unit for unit in own.interpretable]
@@ -219,7 +219,7 @@ def main() -> None:
     chosen = options.parse_args()
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
-        draw(IMAGES, chosen.zoo or Path(place), json.loads(ROWS.read_text(encoding="utf-8")))
+        draw(IMAGES, chosen.zoo or Path(place))
 
 
 if __name__ == "__main__":

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from intertwine.reproduce.experiments import read_result
+
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "docs")]
-ROWS = ROOT / "experiments" / "results" / "dissection.json"
+#: Behind the residual sum, and inside the block.
+RESULTS = [ROOT / "experiments" / "results" / f"godfrey-{name}.gpu.json" for name in ("fig3", "fig19")]
 
 
-def trend_table(result: Mapping[str, Any]) -> str:
+def read_rows() -> list[dict[str, Any]]:
+    """One row per network, place and rotation."""
+    return [row for file in RESULTS for row in read_result(file).rows]
+
+
+def trend_table(rows: list[dict[str, Any]]) -> str:
     """Mean fractions of interpretable units per α, and by how much they change for each network."""
-    rows = result["rows"]
     alphas = sorted({row["alpha"] for row in rows})
     heads = ["place", "networks", "accuracy", *(f"α = {alpha:g}" for alpha in alphas), "change, network by network"]
     lines = [f"| {' | '.join([*heads, 'by chance'])} |", "|---" * (len(heads) + 1) + "|"]
@@ -48,6 +53,6 @@ def written(page: str) -> str:
     import inspection
     from results import or_words, put, read
 
-    page = put(page, "trend", trend_table(json.loads(ROWS.read_text(encoding="utf-8"))))
+    page = put(page, "trend", trend_table(read_rows()))
     results = read(inspection.RESULTS)
     return put(page, "bench", or_words(results, inspection.page(results), "inspection.py rotation"))

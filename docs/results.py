@@ -1,4 +1,5 @@
-"""Write the measured tables of the pages again: canonical, zoo, alignment, stitching, folding, inspection.
+"""Write the measured tables of the pages again: canonical, zoo, alignment, stitching, folding, studies,
+inspection.
 
 They are made from the committed result files alone.
 
@@ -12,6 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from intertwine.reproduce.experiments import Result, read_result
+from intertwine.reproduce.kinds.distances.table import by_method, series
+
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "docs")]
 PAGE = ROOT / "docs" / "canonical.md"
@@ -19,11 +23,12 @@ ZOO_PAGE = ROOT / "docs" / "zoo.md"
 ALIGNMENT_PAGE = ROOT / "docs" / "alignment.md"
 STITCHING_PAGE = ROOT / "docs" / "stitching.md"
 FOLDING_PAGE = ROOT / "docs" / "folding.md"
+STUDIES_PAGE = ROOT / "docs" / "studies.md"
 INSPECTION_PAGE = ROOT / "docs" / "inspection.md"
 NAMES = {"unsorted": "as trained", "ensemble": "ensemble of predictions"}
 
 
-def thesis_table(result: dict[str, Any]) -> str:
+def thesis_table(result: Result) -> str:
     """Distances and averages, method by method."""
     heads = (
         "",
@@ -36,28 +41,30 @@ def thesis_table(result: dict[str, Any]) -> str:
         "order kept at 1e-6",
     )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    printed = result["manifest"]["plan"]["printed"]
-    for kind, label in (("unsorted", "printed, unsorted"), ("sorted", "printed, sorted")):
+    printed = {line.series: {} for line in result.lines()}
+    for line in result.lines():
+        printed[line.series][line.label] = line.printed
+    for kind, label in (("unsorted", "printed, unsorted"), (series("nodesort 1.1"), "printed, sorted")):
         cells = [label]
-        for layer in ("w1", "w2"):
-            mean, base = printed[layer][kind]["mean"], printed[layer]["unsorted"]["mean"]
-            cells += [f"{mean:.2f}", f"{mean / base - 1:+.2%}" if kind == "sorted" else ""]
+        for layer in ("W₁ mean", "W₂ mean"):
+            mean, base = printed[kind][layer], printed["unsorted"][layer]
+            cells += [f"{mean:.2f}", f"{mean / base - 1:+.2%}" if kind != "unsorted" else ""]
         lines.append(f"| {' | '.join(cells)} | | | |")
-    for method in [*result["some_pairs"], "ensemble"]:
+    for method in [*by_method(result.rows, "some_pairs"), "ensemble"]:
         lines.append(f"| {' | '.join(_cells(method, result))} |")
-    single = result["accuracy"]["1"]["single"]["mean"]
+    single = by_method(result.rows, "accuracy", networks=1)["single"]["mean"]
     return "\n".join([*lines, "", f"A single network is right on {single:.2%} of the test images, on average."])
 
 
-def _cells(method: str, result: dict[str, Any]) -> list[str]:
-    cells = [NAMES.get(method, method)]
-    found = result["all_pairs"].get(method) or result["some_pairs"].get(method)
+def _cells(method: str, result: Result) -> list[str]:
+    cells, rows = [NAMES.get(method, method)], result.rows
+    found = by_method(rows, "all_pairs").get(method) or by_method(rows, "some_pairs").get(method)
     for layer in ("w1", "w2"):
         cells += [f"{found[layer]['mean']:.2f}", _change(found[layer])] if found else ["", ""]
-    for size in ("2", "10"):
-        mean = result["accuracy"][size].get(method, {}).get("mean")
+    for size in (2, 10):
+        mean = by_method(rows, "accuracy", networks=size).get(method, {}).get("mean")
         cells.append(f"{mean:.2%}" if mean is not None else "")
-    changed = result["stability"]["1e-06"].get(method, {}).get("order_changed")
+    changed = by_method(rows, "stability", noise=1e-6).get(method, {}).get("order_changed")
     return [*cells, f"{1 - changed:.0%}" if changed is not None else ""]
 
 
@@ -89,7 +96,7 @@ def written(page: str) -> str:
     from canonical import RESULTS
     from canonical import page as bench_tables
 
-    thesis = json.loads((ROOT / "experiments/results/thesis_table1.json").read_text(encoding="utf-8"))
+    thesis = read_result(ROOT / "experiments" / "results" / "sorensen-table1.paper.json")
     page = put(page, "bench", bench_tables(json.loads(RESULTS.read_text(encoding="utf-8"))))
     return put(page, "thesis", thesis_table(thesis))
 
@@ -129,12 +136,21 @@ def written_folding(page: str) -> str:
     return put(page, "bench", or_words(results, fold.page(results), "fold.py speed"))
 
 
+def written_studies(page: str) -> str:
+    """The page of studies with its table."""
+    import study
+
+    results = read(study.RESULTS)
+    return put(page, "bench", or_words(results, study.page(results), "study.py"))
+
+
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     ZOO_PAGE.write_text(written_zoo(ZOO_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     ALIGNMENT_PAGE.write_text(written_alignment(ALIGNMENT_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     STITCHING_PAGE.write_text(written_stitching(STITCHING_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     FOLDING_PAGE.write_text(written_folding(FOLDING_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    STUDIES_PAGE.write_text(written_studies(STUDIES_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
     from inspection_tables import written as written_inspection
 

@@ -120,7 +120,7 @@ def test_rotary_transformers_come_back(name: str) -> None:
     assert {s.matrix for s in sym.strands} == {"O", "GL", None}
     for method, parts in (("weights", ("matrix",)), ("scale-aware", ("matrix", "sign", "scale"))):
         g = permutations_of(sym.random(3), *parts)
-        found = align(model, sym.act(g, model), symmetry=sym, method=method)
+        found = align(model, sym.act(g, model), symmetry=sym, method=method, starts=1)  # the first start is enough
         assert distance(sym, found.reference, found.model) < 1e-5
 
 
@@ -128,7 +128,7 @@ def test_the_function_stays_and_the_reference_is_folded() -> None:
     torch.manual_seed(1)
     a, sym = network("gpt")
     b = shaken(build("gpt", **SMALL, vocab=11, context=8, tied=False, norm="rms"))
-    found = align(a, b, symmetry=sym)
+    found = align(a, b, symmetry=sym, starts=1)
     ids = torch.randint(11, (3, 8))
     assert gap(a, found.reference, ids) < 1e-5
     assert gap(b, found.model, ids) < 1e-5
@@ -390,9 +390,8 @@ def test_the_start_from_the_embeddings_serves_permutations_too() -> None:
 
 
 def test_relative_weights_are_what_is_lowered_and_both_are_told() -> None:
-    torch.manual_seed(1)
-    a, sym = network("gpt")
-    a, b = copy.deepcopy(a), shaken(build("gpt", **SMALL, vocab=11, context=8, tied=False, norm="rms"))
+    a, b = (shaken(build("gpt", **SMALL | {"depth": 1}, vocab=11, context=8, tied=False, norm="rms")) for _ in range(2))
+    sym = it.symmetry(a, IDS, continuous=True)
     with torch.no_grad():
         for model in (a, b):
             model.get_parameter("head.weight").mul_(10)  # outweighs all else

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from intertwine import cli, zoo
+from intertwine import cli
 from intertwine.cli import main
-from intertwine.commands import demo, digits, inspect
+from intertwine.commands import inspect
 from intertwine.symmetry.certificate import Broken, Certificate
 from intertwine.symmetry.symmetry import Symmetry
 
@@ -337,77 +336,3 @@ def test_a_library_model_end_to_end(run: Inspect) -> None:
     assert code == 0
     assert out.startswith("timm:test_resnet · ")
     assert "✓ certified" in out
-
-
-# -- demo --------------------------------------------------------------------------------------------------------------
-
-
-class Page(HTMLParser):
-    """Collects the tags, the addresses and the text of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [v or "" for name, v in attrs if name in ("src", "href", "data", "action", "srcset")]
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
-def test_demo_tells_the_story_and_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
-    assert main(["demo", "--out", str(tmp_path / "out")]) == 0
-    assert torch.get_num_threads() == threads
-    out = capsys.readouterr().out
-    table = out.split("accuracy on the test images\n")[1]
-    accuracies = [float(percent) for percent in re.findall(r"^\D+ (\d+\.\d)%$", table, re.MULTILINE)]
-    first, second, moved, mean, self_mean, returned = accuracies
-    assert min(first, second) > 95
-    assert moved == first == returned
-    marks = re.findall(r"[0-9a-f]{12}", table)
-    assert marks[0] == marks[1] != marks[2]
-    assert max(mean, self_mean) < min(first, second) - 5
-    assert "Of 360 predictions, 0 changed" in " ".join(out.split())
-    assert "✓ certified" in out
-    svg = (tmp_path / "out" / "symmetry.svg").read_text(encoding="utf-8")
-    assert {g.get("data-wire") for g in ElementTree.fromstring(svg.encode()).iter() if g.get("data-wire")} == {
-        *("conv1", "conv2", "hidden")
-    }
-    report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    page = Page(report)
-    assert page.addresses == []
-    assert {"svg", "table", "h1"} <= set(page.tags)
-    assert not {"script", "link", "img", "iframe"} & set(page.tags)
-    assert re.findall(r"https?://[^\"]+", report) == ["http://www.w3.org/2000/svg"], "nothing is loaded from elsewhere"
-    for accuracy in accuracies:
-        assert f"{accuracy}%" in page.words
-
-
-def test_demo_fails_with_its_certificate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(demo, "RECIPE", replace(demo.RECIPE, epochs=1, warmup=0.2))
-    failing(monkeypatch, ok=False)
-    assert main(["demo", "--out", str(tmp_path)]) == 1
-    assert "✗ not a symmetry" in capsys.readouterr().out
-    assert "The symmetry does not hold" in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_training_repeats_and_leaves_the_random_numbers_alone() -> None:
-    data, short = zoo.data("digits").subset(train=200), replace(digits.RECIPE, epochs=2)
-    state = torch.get_rng_state()
-    epochs: list[int] = []
-    (first, other), (second, _) = (
-        digits.train(data, [4, 5], short, lambda: epochs.append(len(epochs))) for _ in range(2)
-    )
-    assert torch.equal(torch.get_rng_state(), state)
-    assert len(epochs) == 4
-    assert demo.distance(first, second) == 0
-    middle = demo.average(first, other)
-    assert 0 < demo.distance(first, middle) < 1

@@ -1,6 +1,5 @@
 """docs/inspection.md: its tables are what was measured, its example runs, its claims hold in the kept rows."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from intertwine.inspect.rotation import rotation
 from intertwine.inspect.rotation_scan import RotationScan, rotation_scan
 
 PAGE = (DOCS / "inspection.md").read_text(encoding="utf-8")
-ROWS = DOCS.parent / "experiments" / "results" / "dissection.json"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -30,8 +28,8 @@ def tables() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
-    return json.loads(ROWS.read_text(encoding="utf-8"))["rows"]
+def rows(tables: ModuleType) -> list[dict[str, Any]]:
+    return tables.read_rows()
 
 
 def test_the_tables_are_what_was_measured(tables: ModuleType) -> None:

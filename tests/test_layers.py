@@ -21,6 +21,7 @@ FLOORS = (
     {"zoo", "models"},
     {"study"},
     {"report"},
+    {"reproduce"},
     {"commands"},
     {"cli"},
 )

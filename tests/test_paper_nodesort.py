@@ -6,10 +6,8 @@ of W_{ℓ+1}. An order is a tensor of old positions: new node i is old node orde
 """
 
 import itertools
-import json
 import math
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,21 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_reproduce_distances import tiny_rows
 from torch import Tensor, nn
 
 import intertwine as it
 from intertwine.errors import InputError
+from intertwine.reproduce.experiments import find, read_result
+from intertwine.reproduce.kinds.distances import stacked_order
+from intertwine.reproduce.kinds.distances.averages import averaged
+from intertwine.reproduce.kinds.distances.stacked_mlp import Stack, concatenated
+from intertwine.reproduce.kinds.distances.table import by_method
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "experiments"))
-
-import stacked_order  # noqa: E402  # pyrefly: ignore[missing-import]
-from stacked_mlp import Stack, concatenated  # noqa: E402  # pyrefly: ignore[missing-import]
-from test_thesis_experiment import tiny_result  # noqa: E402
-from thesis_averages import averaged  # noqa: E402  # pyrefly: ignore[missing-import]
-
-RESULT = ROOT / "experiments" / "results" / "thesis_table1.json"
-needs_result = pytest.mark.skipif(not RESULT.is_file(), reason="experiments/thesis_table1.py was not run")
+RESULT = Path(__file__).parents[1] / "experiments" / "results" / "sorensen-table1.paper.json"
 
 Layer = tuple[Tensor, Tensor]
 Theta = list[Layer]
@@ -498,8 +493,14 @@ def test_002_S16_convolutional_networks(order: str) -> None:
 # -- section 4: the experiment -----------------------------------------------------------------------------------------
 
 
-def measured() -> dict[str, Any]:
-    return json.loads(RESULT.read_text(encoding="utf-8"))
+def measured(what: str, **where: Any) -> dict[str, dict[str, Any]]:
+    """Method → what was measured of it with a thousand networks."""
+    return by_method(read_result(RESULT).rows, what, **where)
+
+
+def tiny(what: str, **where: Any) -> dict[str, dict[str, Any]]:
+    """The same with five small ones."""
+    return by_method(tiny_rows(), what, **where)
 
 
 SORTS = ["nodesort 1.001", "nodesort 1.1", "nodesort 2", "nodesort 10", "lexicographic"]
@@ -507,46 +508,45 @@ SORTS = ["nodesort 1.001", "nodesort 1.1", "nodesort 2", "nodesort 10", "lexicog
 
 def test_002_S17_printed_table() -> None:
     """What Table 1 prints: the means fall by 0.29 % and 6.9 %, and the largest distance of W1 grows."""
-    printed = tiny_result()["manifest"]["plan"]["printed"]
-    change = {w: printed[w]["sorted"]["mean"] / printed[w]["unsorted"]["mean"] - 1 for w in ("w1", "w2")}
-    assert change["w1"] == pytest.approx(-0.0029, abs=5e-5)
-    assert change["w2"] == pytest.approx(-0.069, abs=5e-4)
-    assert printed["w1"]["sorted"]["max"] > printed["w1"]["unsorted"]["max"], "the text says that all distances fell"
+    plan = find("sorensen-table1")
+    before, after = (
+        dict(zip(plan.labels, plan.printed[name], strict=True)) for name in ("unsorted", "sorted, p = 1.1")
+    )
+    change = {label: float(after[label] or 0) / float(before[label] or 0) - 1 for label in plan.labels}
+    assert change["W₁ mean"] == pytest.approx(-0.0029, abs=5e-5)
+    assert change["W₂ mean"] == pytest.approx(-0.069, abs=5e-4)
+    assert change["W₁ max"] > 0, "the text says that all distances fell"
 
 
 def test_002_S17_sorting_brings_the_sorted_weights_nearer() -> None:
-    result = tiny_result()["all_pairs"]
+    result = tiny("all_pairs")
     assert all(result[method]["w2"]["change"] < 0 for method in SORTS)
 
 
-@needs_result
 def test_002_S17_measured() -> None:
-    result = measured()
-    assert result["start"]["w1"]["mean"] == pytest.approx(35.2, abs=0.1)
-    assert result["start"]["w2"]["mean"] == pytest.approx(6.26, abs=0.1)
-    for layer, numbers in result["manifest"]["plan"]["printed"].items():
-        unsorted = result["all_pairs"]["unsorted"][layer]["mean"]
-        assert unsorted == pytest.approx(numbers["unsorted"]["mean"], rel=0.02), "weights grew as far as the thesis's"
+    start, result = measured("start")["unsorted"], measured("all_pairs")
+    assert start["w1"]["mean"] == pytest.approx(35.2, abs=0.1)
+    assert start["w2"]["mean"] == pytest.approx(6.26, abs=0.1)
+    for layer, printed in (("w1", 82.89585), ("w2", 16.28864)):
+        assert result["unsorted"][layer]["mean"] == pytest.approx(printed, rel=0.02), "weights grew as far"
     for method in SORTS:
-        assert result["all_pairs"][method]["w2"]["change"] < 0
-        assert abs(result["all_pairs"][method]["w1"]["change"]) < abs(result["all_pairs"][method]["w2"]["change"])
+        assert result[method]["w2"]["change"] < 0
+        assert abs(result[method]["w1"]["change"]) < abs(result[method]["w2"]["change"])
 
 
 def test_002_S18_permuted_copies_are_found_and_nothing_else() -> None:
-    result = tiny_result()
     for method in SORTS:
-        assert result["all_pairs"][method]["coinciding_pairs"] == 0
-        assert result["control"][method] == 0
-    assert result["control"]["unsorted"] > 0
+        assert tiny("all_pairs")[method]["coinciding_pairs"] == 0
+        assert tiny("control")[method]["distance"] == 0
+    assert tiny("control")["unsorted"]["distance"] > 0
 
 
-@needs_result
 def test_002_S18_measured() -> None:
-    result = measured()
+    result, control = measured("all_pairs"), measured("control")
     for method in SORTS:
-        assert result["all_pairs"][method]["coinciding_pairs"] == 0
-        assert result["all_pairs"][method]["w1"]["min"] > 0
-        assert result["control"][method] == 0
+        assert result[method]["coinciding_pairs"] == 0
+        assert result[method]["w1"]["min"] > 0
+        assert control[method]["distance"] == 0
 
 
 # -- section 5: averages -----------------------------------------------------------------------------------------------
@@ -588,26 +588,23 @@ def test_002_S21_sorted_networks_can_average_to_the_zero_network() -> None:
 
 
 def test_002_S21_averages_of_every_kind_are_measured() -> None:
-    accuracy = tiny_result()["accuracy"]
-    for size in ("2", "5"):
-        assert {"unsorted", *SORTS, "weight matching", "activation matching", "ensemble"} == set(accuracy[size])
-        assert all(0 <= numbers["min"] <= numbers["mean"] <= numbers["max"] <= 1 for numbers in accuracy[size].values())
+    for size in (2, 5):
+        accuracy = tiny("accuracy", networks=size)
+        assert {"unsorted", *SORTS, "weight matching", "activation matching", "ensemble"} == set(accuracy)
+        assert all(0 <= numbers["min"] <= numbers["mean"] <= numbers["max"] <= 1 for numbers in accuracy.values())
     for method in ("unsorted", *SORTS, "weight matching"):
-        curve = tiny_result()["curves"][method]
+        curve = tiny("curves")[method]
         assert curve["loss_barrier"]["mean"] >= 0
-        assert len(curve["accuracy"]["mean"]) == len(tiny_result()["curves"]["t"]) == 11
+        assert len(curve["accuracy"]["mean"]) == len(curve["t"]) == 11
 
 
-@needs_result
 def test_002_S21_measured() -> None:
     """Sorting is no substitute for matching: matched networks average better and meet a lower barrier."""
-    result = measured()
-    for size in ("2", "10"):
-        matched = result["accuracy"][size]["weight matching"]["mean"]
-        assert all(matched > result["accuracy"][size][method]["mean"] for method in ("unsorted", *SORTS))
-    barrier = {
-        name: entry["loss_barrier"]["mean"] for name, entry in result["curves"].items() if isinstance(entry, dict)
-    }
+    for size in (2, 10):
+        accuracy = measured("accuracy", networks=size)
+        matched = accuracy["weight matching"]["mean"]
+        assert all(matched > accuracy[method]["mean"] for method in ("unsorted", *SORTS))
+    barrier = {name: row["loss_barrier"]["mean"] for name, row in measured("curves").items()}
     assert all(barrier["weight matching"] < barrier[method] for method in ("unsorted", *SORTS))
 
 
@@ -618,27 +615,25 @@ def test_002_S22_an_ensemble_is_at_least_as_good() -> None:
     labels = torch.arange(20) % 3
     losses = -chances[:, torch.arange(20), labels].log().mean(1)
     assert -chances.mean(0)[torch.arange(20), labels].log().mean() <= losses.mean()
-    accuracy = tiny_result()["accuracy"]
-    assert accuracy["5"]["ensemble"]["mean"] >= accuracy["1"]["single"]["mean"] - 0.02
+    ensemble, single = tiny("accuracy", networks=5)["ensemble"], tiny("accuracy", networks=1)["single"]
+    assert ensemble["mean"] >= single["mean"] - 0.02
 
 
-@needs_result
 def test_002_S22_measured() -> None:
-    accuracy = measured()["accuracy"]
-    assert accuracy["1"]["single"]["mean"] < accuracy["2"]["ensemble"]["mean"] < accuracy["10"]["ensemble"]["mean"]
+    two, ten = (measured("accuracy", networks=size)["ensemble"]["mean"] for size in (2, 10))
+    assert measured("accuracy", networks=1)["single"]["mean"] < two < ten
 
 
 def test_002_S23_matching_beats_sorting() -> None:
-    result = tiny_result()["some_pairs"]
+    result = tiny("some_pairs")
     for method in ("unsorted", *SORTS, "activation matching"):
         for number in ("min", "mean", "max"):
             assert result["weight matching"]["all"][number] <= result[method]["all"][number] + 1e-9
 
 
-@needs_result
 def test_002_S23_measured() -> None:
     """Matching brings networks several times nearer than the best sort does, in both layers."""
-    result = measured()["some_pairs"]
+    result = measured("some_pairs")
     for layer in ("w1", "w2", "all"):
         best_sort = min(result[method][layer]["change"] for method in SORTS)
         assert result["weight matching"][layer]["change"] < 2 * best_sort < 0

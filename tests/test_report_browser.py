@@ -2,7 +2,6 @@
 
 import csv
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,6 @@ import study_records
 from intertwine.report.study.page import write_study
 from intertwine.study.rows import COLUMNS
 
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None:
-    pytest.skip("the browser tests need the program chromium, which is not installed", allow_module_level=True)
-playwright = pytest.importorskip(
-    "playwright.sync_api",
-    reason="the browser tests need the package playwright, which is not installed",
-    exc_type=ImportError,
-)
 WIDE = {"width": 1100, "height": 800}
 
 
@@ -36,12 +27,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return file.as_uri()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+def guard(route: Any, report: str, wrong: list[str]) -> None:
+    """Lets the report itself through; any other request is stopped and written down."""
+    if route.request.url.split("#")[0] == report:
+        route.continue_()
+    else:
+        wrong.append(f"request: {route.request.url}")
+        route.abort()
 
 
 @pytest.fixture
@@ -49,18 +41,11 @@ def opened(browser: Any, report: str) -> Iterator[Any]:
     """Opens the report in a window of its own. Any other request, and any error of the script, fails the test."""
     contexts, wrong = [], []
 
-    def guard(route: Any) -> None:
-        if route.request.url.split("#")[0] == report:
-            route.continue_()
-        else:
-            wrong.append(f"request: {route.request.url}")
-            route.abort()
-
     def open_report(**options: Any) -> Any:
         context = browser.new_context(**{"viewport": WIDE, **options})
         contexts.append(context)
         context.set_default_timeout(10_000)
-        context.route("**/*", guard)
+        context.route("**/*", lambda route: guard(route, report, wrong))
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
         page.on("console", lambda said: wrong.append(f"console: {said.text}") if said.type == "error" else None)
@@ -78,13 +63,27 @@ def seen(page: Any, section: str) -> Any:
     return page.locator(f"#{section} figure:visible")
 
 
+IMAGE = '<img src="http://example.invalid/x.png">'
+
+
 def test_the_guard_sees_a_request(browser: Any, report: str) -> None:
-    asked: list[str] = []
+    wrong: list[str] = []
     page = browser.new_context().new_page()
-    page.route("**/*", lambda route: (asked.append(route.request.url), route.abort()))
-    page.set_content('<img src="http://example.invalid/x.png">')
+    page.route("**/*", lambda route: guard(route, report, wrong))
+    page.set_content(IMAGE)
     page.wait_for_timeout(200)
-    assert asked == ["http://example.invalid/x.png"]
+    assert wrong == ["request: http://example.invalid/x.png"]
+    page.context.close()
+
+
+def test_the_report_itself_forbids_requests(browser: Any, report: str) -> None:
+    said: list[str] = []
+    page = browser.new_context().new_page()
+    page.goto(report)
+    page.on("console", lambda message: said.append(message.text))
+    with page.expect_console_message():
+        page.evaluate("(image) => document.body.insertAdjacentHTML('beforeend', image)", IMAGE)
+    assert "violates the following Content Security Policy" in said[0]
     page.context.close()
 
 
@@ -251,7 +250,12 @@ def test_without_script_everything_is_there_and_no_dead_control(opened: Any) -> 
     page = opened(java_script_enabled=False)
     assert seen(page, "similarity").count() == 6  # three measures of two pairs
     assert seen(page, "barrier").count() == 4
+    for picture in page.locator("figure:visible > svg, figure:visible > * > svg").all():
+        box = picture.bounding_box()
+        assert box["width"] > 100
+        assert box["height"] > 50
     assert page.locator("select:visible, input:visible, button:visible").count() == 0
+    assert column(page, "fold", "value")[0] != ""
     assert page.locator('.rows[data-verb="barrier"] tbody tr').count() == 100
     assert "The first 100 of 576 rows" in page.locator('.rows[data-verb="barrier"] caption').inner_text()
     link = page.locator('.rows[data-verb="fold"] tbody a').nth(0)

@@ -404,3 +404,70 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         InputError, match=r"was to be written to .*file/report\.html, which cannot be done .*Choose another"
     ):
         write_study([], tmp_path / "file" / "report.html")
+
+
+# -- networks, proof, canonical form -----------------------------------------------------------------------------------
+
+
+def proved(error: float | None = 2e-15, note: str | None = None, a: str = "cnn-0") -> list[dict[str, Any]]:
+    """A network whose symmetry was looked for."""
+    rows = [Row("wires", 12.0), Row("coverage", 0.97), Row("certificate_error", error, note=note)]
+    return list(records_of(study_records.task("symmetry", rows, a), "s"))
+
+
+def moved(mark: str, a: str, equal: float = 1.0) -> list[dict[str, Any]]:
+    """A network that was moved and found again."""
+    rows = [Row("moved", 1.4), Row("fingerprint_equal", equal, note=mark), Row("average_accuracy", 0.09)]
+    return list(records_of(study_records.task("canonical", rows, a), "s"))
+
+
+def section(text: str, anchor: str) -> str:
+    found = re.search(rf'<section id="{anchor}".*?</section>', text, re.S)
+    assert found is not None
+    return found[0]
+
+
+def test_accuracies_stand_above_the_wires() -> None:
+    tasks = [study_records.task("accuracy", [Row("accuracy", v)], f"cnn-{i}") for i, v in enumerate((0.5, 0.75))]
+    text = made([r for one in tasks for r in records_of(one, "s")], networks={"cnn": "<p>wires</p>"})
+    own = section(text, "networks")
+    bars = re.findall(r'<th scope="row">(cnn-\d)</th><td><a href="#c(\d)">([\d.]+)</a>.*?width:([\d.]+)%', own)
+    assert bars == [("cnn-1", "1", "0.75", "100.0"), ("cnn-0", "0", "0.5", "66.7")]
+    assert own.index("cnn-0") < own.index("<p>wires</p>")
+    assert '<a href="#networks">accuracy</a>' in text
+    assert "<table" not in section(made([], networks={"cnn": "<p>wires</p>"}), "networks")
+
+
+def test_a_proof_is_told_by_its_worst_network() -> None:
+    text = made(proved() + proved(7e-15, a="cnn-1"))
+    own = section(text, "symmetry")
+    assert "✓</strong> The symmetry holds for 2 networks" in own
+    link = re.search(r'no output changes by more than <a href="#(c\d)">7e−15</a> of its size', own)
+    assert link is not None
+    assert f'<li id="{link[1]}"><code>intertwine symmetry zoo:cnn/cnn-1 ' in text
+    assert re.findall(r'class="number">([^<]+)</th>', own) == ["wires", "coverage", "outputs off by"]
+    assert re.search(r'<th scope="row">cnn-0</th>.*?>12</a>.*?>0.97</a>.*?>2e−15</a>', own)
+
+
+@pytest.mark.parametrize(("error", "note"), [(0.25, "the certificate failed"), (float("inf"), None)])
+def test_a_failed_certificate_is_told_with_its_network(error: float, note: str | None) -> None:
+    own = section(made(proved() + proved(error, note, "cnn-1")), "symmetry")
+    assert "✗</strong> The symmetry does not hold for cnn-1:" in own
+    assert "✓" not in own
+
+
+def test_fingerprints_of_copies_agree_and_of_networks_differ() -> None:
+    own = section(made(moved("aa", "cnn-0") + moved("bb", "cnn-1")), "canonical")
+    assert "✓</strong> Every network has the fingerprint of its moved copy, and 2 networks have 2 fingerprints" in own
+    assert 'cnn-1 <code><a href="#c1">bb</a></code>' in own
+    twins = section(made(moved("aa", "cnn-0") + moved("aa", "cnn-1")), "canonical")
+    assert "✗</strong> Every network has the fingerprint of its moved copy, and 2 networks have 1 fingerprint:" in twins
+    wrong = section(made(moved("aa", "cnn-0") + moved("bb", "cnn-1", 0.0)), "canonical")
+    assert "✗</strong> Moved, cnn-1 has another fingerprint than before." in wrong
+
+
+def test_a_dissection_tells_its_share_and_that_of_chance() -> None:
+    rows = [Row("units", 3.0, layer="conv2", note="loop"), Row("fraction", 0.375, layer="conv2")]
+    rows.append(Row("fraction_by_chance", 0.125, layer="conv2"))
+    own = section(made(list(records_of(study_records.task("dissect", rows), "s"))), "dissect")
+    assert "3 units answer to 1 concept; most to loop (3). That is 38% of its units (12% by chance)." in own

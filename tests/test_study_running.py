@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import binomtest
 
 import intertwine as it
 from intertwine.errors import InputError
 from intertwine.study import Store, run
 from intertwine.study.plan import Part, Plan, ZooPlan
 from intertwine.study.running import Progress
+from intertwine.study.verbs.dissecting import CONCEPTS
+from intertwine.study.verbs.strokes import stroke_concepts
+from intertwine.zoo.concepts import concept_images
 
 pytest.importorskip("polars")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -176,3 +180,103 @@ def test_a_driver_killed_at_random_loses_and_repeats_nothing(executor: str, zoo:
 def stored(folder: Path) -> int:
     """How many tasks the journals of a study hold."""
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("journals/*.jsonl"))
+
+
+# -- canonical, dissect, intervals -------------------------------------------------------------------------------------
+
+
+def test_a_moved_network_is_found_again(zoo: Any, tmp_path: Path) -> None:
+    """Against the same by hand: weights as one vector, and the average of two sets of weights."""
+    frame = run(plan_of(zoo, Part("canonical", ("z",))), out=tmp_path / "s").frame()
+    assert frame.filter(frame["quantity"] == "fingerprint_equal")["value"].to_list() == [1.0] * 3
+    assert len(set(frame.filter(frame["quantity"] == "fingerprint_equal")["note"].to_list())) == 3
+    own = {r["quantity"]: r["value"] for r in frame.filter(frame["a"] == "z:0").to_dicts()}
+    sym = it.symmetry(zoo[0], torch.zeros(1, 1, 8, 8))
+    moved = sym.act(sym.random(seed=0), zoo[0])
+    a, b = (torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in (zoo[0], moved))
+    assert own["moved"] == pytest.approx(float((a - b).norm() / a.norm()), rel=1e-5)
+    assert own["moved"] > 0.5
+    torch.nn.utils.vector_to_parameters((a + b) / 2, moved.parameters())
+    ((images, labels),) = zoo.dataset().batches("test", 360)
+    right = float((moved(images).argmax(1) == labels).double().mean())
+    assert own["average_accuracy"] == pytest.approx(right)
+    assert own["average_accuracy_back"] == pytest.approx(zoo.records[0].accuracy)
+    assert own["changed_predictions"] == 0
+    assert own["way_back_error"] < 1e-5
+
+
+def test_a_network_that_is_not_found_again_says_so(zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("intertwine.study.verbs.moving.equivalent", lambda *args, **options: None)
+    frame = run(plan_of(zoo, Part("canonical", ("z",), networks=(0,))), out=tmp_path / "s").frame()
+    (row,) = frame.filter(frame["quantity"] == "way_back_error").to_dicts()
+    assert (row["value"], row["note"]) == (None, "no element was found that takes the moved network back")
+
+
+def test_penalties_have_wilsons_interval(zoo: Any, tmp_path: Path) -> None:
+    part = Part("stitch", ("z",), pairs=((0, 1),), layers=("2",), options={"family": "identity"})
+    rows = {r["quantity"]: r for r in run(plan_of(zoo, part), out=tmp_path / "s").frame().to_dicts()}
+    accuracy, penalty = rows["accuracy"]["value"], rows["penalty"]
+    ends = binomtest(round(accuracy * 360), 360).proportion_ci(method="wilson")
+    assert penalty["high"] - penalty["value"] == pytest.approx(accuracy - ends.low, abs=1e-6)
+    assert penalty["value"] - penalty["low"] == pytest.approx(ends.high - accuracy, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def maps(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A network of convolutions on digits."""
+    place, options = tmp_path_factory.mktemp("zoos") / "maps", {"padding": 4, "widths": (6, 8, 8, 8)}
+    return it.zoo.train("lenet", seeds=[0], data="digits", out=place, options=options, epochs=1)
+
+
+def test_units_are_dissected_by_strokes(maps: Any, tmp_path: Path) -> None:
+    options = {"share": 0.05, "level": 0.08, "images": 300}
+    part = Part("dissect", ("z",), layers=("relu1",), options=options, grid={"rotation": (0.0, 1.0)})
+    study = run(plan_of(maps, part), out=tmp_path / "s")
+    assert not study.errors
+    data = maps.dataset()
+    concepts = stroke_concepts(data.images[:300, ..., 0] > 8)
+    for power in (0.0, 1.0):
+        turn = it.rotation(6, 1.0, 0).float() if power else None
+        found = it.dissect(
+            maps[0], "relu1", data.inputs(data.images[:300]), concepts, turn, level=0.08, share=0.05
+        )  # fmt: skip
+        own = [r for r in study.frame().to_dicts() if json.loads(r["options"])["rotation"] == power]
+        assert {r["note"]: r["value"] for r in own if r["quantity"] == "units"} == {
+            name: len(units) for name, units in found.by_concept.items()
+        }
+        assert [r["value"] for r in own if r["quantity"] == "fraction"] == [found.fraction]
+        assert found.fraction > 0
+
+
+@pytest.mark.parametrize(
+    ("concepts", "message"),
+    [
+        ("synthetic", "coloured squares of at least 16×16, but the images of digits are 1×8×8"),
+        ("stroke", "The concepts 'stroke' were asked for. Did you mean strokes?"),
+    ],
+)
+def test_concepts_that_do_not_fit_are_refused(maps: Any, tmp_path: Path, concepts: str, message: str) -> None:
+    part = Part("dissect", ("z",), layers=("relu1",), options={"concepts": concepts})
+    (error,) = run(plan_of(maps, part), out=tmp_path / "s").errors.values()
+    assert message in error
+
+
+def test_a_written_seven_has_its_strokes() -> None:
+    drawn = ["#####", "....#", "...#.", "..#..", ".#..."]
+    ink = torch.tensor([[letter == "#" for letter in line] for line in drawn])[None]
+    found = stroke_concepts(ink)
+    masks = dict(zip(found.names, next(iter(found.batches))[0], strict=True))
+    assert masks["level stroke"].nonzero().tolist() == [[0, column] for column in range(5)]
+    assert masks["rising stroke"].nonzero().tolist() == [[1, 4], [2, 3], [3, 2], [4, 1]]
+    assert masks["tip"].nonzero().tolist() == [[0, 0], [4, 1]]
+    assert not masks["hole"].any()
+    assert masks["top edge"][0].all()
+
+
+def test_coloured_networks_are_dissected_by_drawn_pictures() -> None:
+    data = concept_images(30, seed=0, size=16).dataset(10)
+    inputs, concepts = CONCEPTS["synthetic"](data, 20)
+    assert inputs.shape == (20, 3, 16, 16)
+    assert "red" in concepts.names
+    with pytest.raises(InputError, match=r"Strokes were to be found in concepts, whose images have 3 channels"):
+        CONCEPTS["strokes"](data, None)

@@ -1,8 +1,4 @@
-"""The pictures of concepts: labels that fit pixels, classes that fit labels, and the experiment that stands on them."""
-
-import json
-import sys
-from pathlib import Path
+"""The pictures of concepts: labels that fit pixels, and classes that fit labels."""
 
 import numpy as np
 import pytest
@@ -10,11 +6,6 @@ import torch
 
 from intertwine.errors import InputError
 from intertwine.zoo.concepts import CATEGORIES, COLOURS, NAMES, VOCABULARY, ConceptImages, concept_images
-
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-sys.path.insert(0, str(EXPERIMENTS))
-
-import dissection as experiment  # noqa: E402  # pyrefly: ignore[missing-import]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -98,35 +89,3 @@ def test_bad_input_of_pictures() -> None:
         concept_images(1, task=["color"])
     with pytest.raises(InputError, match="one or more different categories"):
         concept_images(1, task=["shape", "shape"])
-
-
-SMALLER = {
-    "pictures = 1200": "pictures = 200",
-    "test = 200": "test = 40",
-    "epochs = 4": "epochs = 1",
-    "width = 0.5": "width = 0.25",
-    "pictures = 300": "pictures = 40",
-}
-
-
-def test_000_g73_the_experiment_runs_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (EXPERIMENTS / "dissection.toml").read_text(encoding="utf-8")
-    for large, small in SMALLER.items():
-        assert large in text
-        text = text.replace(large, small)
-    plan = tmp_path / "plan.toml"
-    plan.write_text(text, encoding="utf-8")
-    out, picture = tmp_path / "found.json", tmp_path / "found.svg"
-    arguments = ["--plan", str(plan), "--small", "--zoo", str(tmp_path / "zoo"), "--device", "cpu"]
-    assert experiment.main([*arguments, "--out", str(out), "--plot", str(picture)]) == 0
-    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
-    assert len(rows) == 2 * 2 * 3 * 2  # kinds, places, powers, rotations
-    assert {(row["kind"], row["at"]) for row in rows} == {
-        (kind, at) for kind in ("with residual ReLU", "without") for at in ("layer3", "layer3.2.relu1")
-    }
-    assert all(0 <= row["fraction"] <= 1 for row in rows)
-    assert "change" in capsys.readouterr().out
-    assert picture.stat().st_size > 1000
-    assert experiment.main(["--draw", str(out), "--plot", str(tmp_path / "again.svg")]) == 0
-    assert experiment.main(["--plan", str(tmp_path / "none.toml")]) == 2
-    assert "cannot be read" in capsys.readouterr().err

@@ -6,12 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from intertwine.commands.arguments import (
     ZOO,
     add_align,
     add_barrier,
     add_data,
+    add_exit_codes,
     add_json,
     add_merge,
     add_model,
@@ -20,19 +22,29 @@ from intertwine.commands.arguments import (
     positive,
 )
 from intertwine.commands.feature_arguments import add_dissect, add_fold
+from intertwine.commands.reproduce_arguments import add_reproduce
 from intertwine.commands.study_arguments import add_report, add_study
 from intertwine.errors import IntertwineError
 from intertwine.version import VERSION
 
 #: Packages that commands need beyond the core, and the extra of intertwine that installs each.
 EXTRAS = {"rich": "cli", "sklearn": "data", "PIL": "data", "matplotlib": "plot", "polars": "frames"}
+#: When a command that proves a symmetry has the exit code 1.
+CERTIFICATE = "the certificate fails"
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Help that ends with the exit codes. Sub-commands are of the same class, so that none can forget them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        add_exit_codes(self)
+
+
+def parser() -> Parser:
     """All commands and their options."""
-    top = argparse.ArgumentParser(
-        "intertwine", description="Find, prove and use the symmetries of any PyTorch network."
-    )
+    top = Parser("intertwine", description="Find, prove and use the symmetries of any PyTorch network.")
+    add_exit_codes(top, "the answer is no, or some of the work failed: see the help of the command")
     top.add_argument("--version", action="version", version=f"intertwine {VERSION}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     _add_inspect(commands.add_parser("inspect", help="what is the symmetry of this network, and does it hold?"))
@@ -46,16 +58,15 @@ def parser() -> argparse.ArgumentParser:
     add_dissect(commands.add_parser("dissect", help="which concepts do single units stand for, in which basis?"))
     _add_zoo(commands.add_parser("zoo", help="train networks from many seeds at once; list and test them"))
     add_study(commands.add_parser("study", help="many networks, pairs, layers and verbs: one plan, one table"))
+    add_reproduce(commands.add_parser("reproduce", help="tables and figures of the papers, beside the printed ones"))
     add_report(commands.add_parser("report", help="the results of a study as one HTML page"))
     _add_demo(commands.add_parser("demo", help="the whole story on real handwritten digits, in under two minutes"))
     return top
 
 
 def _add_inspect(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Read the symmetry off a network, prove it on random elements, and show it. Exit code: 0 when the certificate "
-        "holds, 1 when it fails, 2 when the command could not be carried out."
-    )
+    command.description = "Read the symmetry off a network, prove it on random elements, and show it."
+    add_exit_codes(command, CERTIFICATE)
     add_model(command)
     command.add_argument(
         "--certify", action=argparse.BooleanOptionalAction, default=True, help="prove the symmetry in float64 (default)"
@@ -75,6 +86,7 @@ def _add_canonicalize(command: argparse.ArgumentParser) -> None:
         "Bring a network to its canonical form, which it shares with all networks that differ from it only by a "
         "symmetry. With --dedupe: find the checkpoints of a folder that are one network up to its symmetry."
     )
+    add_exit_codes(command, CERTIFICATE)
     add_model(command)
     command.add_argument(
         "--order",
@@ -131,11 +143,11 @@ def _add_zoo(command: argparse.ArgumentParser) -> None:
     testing.add_argument("folder", metavar="DIR", help="a folder that `zoo train` wrote")
     testing.add_argument("--data-folder", metavar="DIR", help="where the data is (default: INTERTWINE_DATA)")
     testing.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 … (default: a GPU if there is one)")
-    for verb in (listing, testing):
-        add_json(verb)
     fetching = verbs.add_parser("download", help="fetch a data set and check it")
     fetching.add_argument("name", metavar="NAME", help="mnist, fashion-mnist or cifar10")
     fetching.add_argument("--folder", metavar="DIR", help="where it goes (default: the user's cache)")
+    for verb in (listing, testing, fetching):
+        add_json(verb)
 
 
 def _add_zoo_train(command: argparse.ArgumentParser) -> None:
@@ -176,10 +188,14 @@ def _add_zoo_train(command: argparse.ArgumentParser) -> None:
 
 def _add_demo(command: argparse.ArgumentParser) -> None:
     command.description = (
-        "Train two small networks on 1,797 real handwritten digits, find and prove their symmetry, move one of them, "
-        "and write a report that opens from disk."
+        "Train three small networks on 1,797 real handwritten digits, find and prove their symmetry, align, average, "
+        "compare, stitch, fold and dissect them, and write a report that opens from disk. The plan is left beside the "
+        "report. A second run into the same folder does only what is missing and writes the report again; delete "
+        "the folder to begin anew."
     )
+    add_exit_codes(command, "a certificate or a task fails")
     command.add_argument("--out", metavar="DIR", default="out", help="where the report goes (default: out)")
+    add_json(command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -60,7 +60,14 @@ def add_data(command: ArgumentParser, samples: str, default: str | None = None, 
 
 def add_json(command: ArgumentParser) -> None:
     """How a command is asked for JSON."""
-    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+
+
+def add_exit_codes(command: ArgumentParser, one: str = "a fault in intertwine itself, with a traceback") -> None:
+    """What a command's help ends with; `one` says when its exit code is 1."""
+    command.epilog = (
+        f"Exit code: 0 done; 1 {one}; 2 not carried out, standard error says why and what to do; 130 stopped by hand."
+    )
 
 
 # -- align, barrier, merge, stitch -------------------------------------------------------------------------------------

@@ -46,9 +46,17 @@ def run(options: Namespace) -> int:
             held = found.certify(loaded.model, *loaded.args, **loaded.kwargs)
             found = held.symmetry
     if held is not None and not held.ok:
-        show.terminal().print(show.certificate(held))
+        _refuse(held, options.json)
         return 1
     return _dedupe(options, loaded, found) if options.dedupe else _canonicalize(options, loaded, found)
+
+
+def _refuse(held: Certificate, as_json: bool) -> None:
+    """A network whose symmetry does not hold has no canonical form; say what was seen."""
+    if as_json:
+        _print_json({"certificate": held.to_dict()})
+    else:
+        show.terminal().print(show.certificate(held))
 
 
 # -- one network -------------------------------------------------------------------------------------------------------

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 
-from intertwine.commands.arguments import add_json, positive
+from intertwine.commands.arguments import add_exit_codes, add_json, positive
 
 EXECUTORS = ("serial", "processes", "ray")
+FAILED = "some tasks failed (the same command tries them again)"
 
 
 def add_study(command: argparse.ArgumentParser) -> None:
     """`study run`."""
     command.description = "Carry out a plan: networks × pairs × layers × verbs × options, into one table of results."
+    add_exit_codes(command, FAILED)
     verbs = command.add_subparsers(title="verbs", metavar="VERB", required=True, dest="verb")
     run = verbs.add_parser("run", help="carry out a plan, or go on with it")
     run.description = (
-        "Carry out a plan. What is finished is kept at once; the same command goes on where a run was stopped. Exit "
-        "code: 0 when every task worked, 1 when some failed, 2 when the plan was refused."
+        "Carry out a plan. What is finished is kept at once; the same command goes on where a run was stopped."
     )
+    add_exit_codes(run, FAILED)
     run.add_argument("plan", metavar="PLAN", help="a TOML file")
     run.add_argument("--out", metavar="FOLDER", help="of the results (default studies/NAME)")
     run.add_argument("--executor", choices=EXECUTORS, default="serial", help="where tasks run (default serial)")

@@ -128,7 +128,8 @@ def _evaluate(options: Namespace) -> int:
 def _download(options: Namespace) -> int:
     console = Console(stderr=True, highlight=False)
     place = download(options.name, Path(options.folder) if options.folder else None, console.print)
-    sys.stdout.write(f"{place}\n")
+    told = json.dumps({"data": options.name, "folder": str(place)}) if options.json else str(place)
+    sys.stdout.write(f"{told}\n")
     return 0
 
 

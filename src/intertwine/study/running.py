@@ -124,7 +124,7 @@ def _shared(zoos: Mapping[str, KnownZoo], tasks: Sequence[Task], source: str | N
     """What all tasks look at: read once here, and not by every worker again."""
     used = {task.zoo for task in tasks}
     about = versions() | {"command": f"intertwine study run {source}" if source else None}
-    folders = {name: str(zoo.folder) for name, zoo in zoos.items()}
+    folders = {name: str(zoo.folder.resolve()) for name, zoo in zoos.items()}  # workers stand elsewhere
     return {
         "folders": folders,
         "data": {name: load(zoos[name].folder).dataset() for name in sorted(used)},

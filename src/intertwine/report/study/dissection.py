@@ -24,7 +24,7 @@ def dissection(results: Results, commands: Commands, most: int) -> Section | Non
 
     def views() -> Iterator[View]:
         for choice, own in groups.items():
-            yield _view(choice, own, commands)
+            yield _view(choice, own, _shares(results, choice, names), commands)
 
     return Section("dissect", "Dissection", family(SWITCHES, views(), len(groups), most))
 
@@ -34,7 +34,16 @@ def _concept(entry: Entry) -> str:
     return str(entry.task.options.get("concept") or (entry.note if entry.value is not None else None) or "all concepts")
 
 
-def _view(choice: tuple[str, str, str], entries: list[Entry], commands: Commands) -> View:
+def _shares(results: Results, choice: tuple[str, str, str], names: Names) -> str:
+    """How many of all units that is, and how many would be by chance; empty where that was not measured."""
+    own = [e for e in results.of("dissect") if (names.network(e), e.layer or "", names.settings(e)) == choice]
+    found = {e.quantity: e.value for e in own}
+    real, chance = found.get("fraction"), found.get("fraction_by_chance")
+    by_chance = "" if chance is None else f" ({chance:.0%} by chance)"
+    return "" if real is None else f" That is {real:.0%} of its units{by_chance}."
+
+
+def _view(choice: tuple[str, str, str], entries: list[Entry], shares: str, commands: Commands) -> View:
     network, layer, settings = choice
     bars = [(name, dot_of(0.0, own, commands)) for name, own in grouped(entries, _concept).items()]
     total = sum(dot.value or 0.0 for _, dot in bars)
@@ -42,4 +51,4 @@ def _view(choice: tuple[str, str, str], entries: list[Entry], commands: Commands
     title = f"Units of {where} by concept" + (f" ({settings})" if settings else "")
     name, top = max(bars, key=lambda bar: bar[1].value or 0.0)
     said = f"{short(total)} units answer to {counted(len(bars), 'concept')}; most to {name} ({short(top.value)})."
-    return View(choice, f"{title}. {said}", bar_chart("concept", "units", bars), len(bars))
+    return View(choice, f"{title}. {said}{shares}", bar_chart("concept", "units", bars), len(bars))

@@ -40,6 +40,10 @@ class Names:
         """The first network alone."""
         return self._name(entry.task, "a")
 
+    def in_full(self, entry: Entry) -> str:
+        """The first network, and the options that tell its task from others."""
+        return ", ".join(part for part in (self.network(entry), self.settings(entry)) if part)
+
     def settings(self, entry: Entry) -> str:
         """The options that tell this task from others: `weights, beta=0.1`."""
         values = [(name, entry.task.options.get(name)) for name in self.options]

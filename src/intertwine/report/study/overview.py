@@ -70,17 +70,6 @@ def _task(found: Failure) -> str:
     return f"{' '.join(about)}: {(found.get('error') or 'no reason given').strip().splitlines()[-1][:160]}"
 
 
-def networks(outlines: Mapping[str, str]) -> Section | None:
-    """The wire tree of each network; the first is open. The outlines are HTML."""
-    if not outlines:
-        return None
-    made = "".join(
-        f"<details{' open' if not i else ''}><summary>{escape(name)}</summary>{scrolled(html, name)}</details>"
-        for i, (name, html) in enumerate(outlines.items())
-    )
-    return Section("networks", "Networks and their wires", made)
-
-
 def provenance(tasks: Sequence[Task], plan: Mapping[str, Any]) -> Section:
     """The plan as it ran, and which versions made how many tasks."""
     groups: dict[tuple[str, ...], list[Task]] = {}

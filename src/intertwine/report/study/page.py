@@ -17,8 +17,10 @@ from intertwine.report.study.dissection import dissection
 from intertwine.report.study.entries import Entry, Records, Results, read
 from intertwine.report.study.folding import folding
 from intertwine.report.study.layerwise import COMPLEXITY, LLFC, STITCHING, layerwise
+from intertwine.report.study.moving import moving
+from intertwine.report.study.networks import networks as networks_section
 from intertwine.report.study.overview import Failure, overview, provenance, summary
-from intertwine.report.study.overview import networks as networks_section
+from intertwine.report.study.proof import proof
 from intertwine.report.study.similarity import similarity
 from intertwine.report.study.tables import tables
 from intertwine.report.study.views import Section
@@ -27,6 +29,8 @@ MOST_BYTES = 9_500_000
 MOST_MARKS, MOST_ROWS = 24_000, 60_000  # drawn per section, and listed
 #: The sections of the verbs, in the order of the page.
 VERBS: Mapping[str, Callable[[Results, Commands, int], Section | None]] = {
+    "symmetry": proof,
+    "canonical": moving,
     "compare": similarity,
     "barrier": barriers,
     "connectivity": layerwise(LLFC),
@@ -104,14 +108,13 @@ def _page(
     failures: Sequence[Failure],
 ) -> str:
     commands = Commands()
-    made = {verb: maker(results, commands, marks) for verb, maker in VERBS.items()}
+    made = {"accuracy": networks_section(results, commands, networks)}
+    made |= {verb: maker(results, commands, marks) for verb, maker in VERBS.items()}
     drawn = {verb: section for verb, section in made.items() if section is not None}
     anchors = {verb: section.anchor for verb, section in drawn.items()}
     listed = tables(rows, len(results.entries), commands)
-    wires = networks_section(networks)
     sections = [
         overview(results, failures, anchors),
-        *([wires] if wires else []),
         *drawn.values(),
         listed,
         provenance(results.tasks, plan),

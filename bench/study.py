@@ -1,0 +1,194 @@
+"""Studies, measured: what a task costs, what two workers bring, a million rows, and studies that are killed.
+
+    python bench/study.py                  # all of it, some twenty minutes
+    python bench/study.py overhead         # 1,000 tasks of 10 ms on every executor
+    python bench/study.py speedup          # two workers beside one: a loop, and a study of real verbs
+    python bench/study.py rows             # 1,000,000 rows written, read and aggregated
+    python bench/study.py kills            # 50 kills of studies of 200 tasks, and a few under Ray
+    python bench/study.py page             # the table of everything measured so far
+
+Rows are kept in bench/results/study.json as soon as they are measured, in place of what was there of that part. Times
+want a machine with two cores and nothing else to do; `load` in the file says how busy it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+# torch, and all that brings it along, is imported inside functions: every worker process reads this file again, and the
+# time that takes would count as overhead.
+
+RESULTS = Path(__file__).parent / "results" / "study.json"
+PARTS = ("overhead", "speedup", "rows", "kills")
+
+
+def overhead(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What a task costs beyond itself."""
+    from study_executors import measure_overhead
+
+    return measure_overhead()
+
+
+def speedup(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Two workers beside one."""
+    import study_speedup
+    from study_executors import measure_speedup
+
+    yield from measure_speedup()
+    yield from study_speedup.measure()
+
+
+def rows(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The result store."""
+    import study_store
+
+    measured = study_store.measure()
+    print(study_store.table(measured) + "\n")
+    return study_store.rows(measured)
+
+
+def kills(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Killed studies beside an undisturbed one."""
+    import study_kills
+
+    return study_kills.measure({"processes": asked.kills, "ray": asked.ray_kills}, asked.tasks, asked.seed)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def judged(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with `ok`, and with its `ratio` to the floor where it has one.
+
+    >>> judged({"what": "two workers", "value": 1.9, "bar": 1.8, "at": "least", "floor": 2.0, "unit": "×"})["ok"]
+    True
+    """
+    value, bar = row["value"], row.get("bar")
+    ok = bar is None or (value >= bar if row["at"] == "least" else value < bar or value == bar == 0)
+    return {**row, "bar": bar, **({"ratio": value / row["floor"]} if "floor" in row else {}), "ok": ok}
+
+
+def about(load: float) -> dict[str, Any]:
+    """What made a part: command, time, machine and versions. `load`: processes that wanted to run before it began."""
+    from intertwine.study.working import versions
+
+    model = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
+    others = {name: version(name) for name in ("polars", "ray", "numpy")}
+    return {
+        "command": " ".join(["python bench/study.py", *sys.argv[1:]]),
+        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"processor": model[0] if model else platform.machine(), "cores": os.cpu_count(), "load": load},
+        "versions": versions() | others,
+    }  # fmt: skip
+
+
+def _cpuinfo() -> list[str]:
+    file = Path("/proc/cpuinfo")
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def kept(results: Path, part: str, found: list[dict[str, Any]], made: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything measured so far, with a part of it measured anew, in the file too."""
+    from intertwine.files import write_json
+
+    held = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {"rows": [], "made": {}}
+    others = [row for row in held["rows"] if row["part"] != part]
+    all_rows = sorted([*others, *({"part": part} | row for row in found)], key=lambda row: PARTS.index(row["part"]))
+    whole = {"rows": all_rows, "made": held["made"] | {part: made}}
+    write_json(results, whole)
+    return whole
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The table of everything measured so far, and on what."""
+    lines = ["| what | asked | measured | ratio to floor | good |", "|---|---|---|---|---|"]
+    lines += [line(row) for row in results.get("rows", [])]
+    lines += [told(row) for row in results.get("rows", []) if row["part"] == "kills"]
+    return "\n".join([*lines, *_machines(results.get("made", {}))])
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row of the table."""
+    bar = row["bar"]
+    sign = "≥" if row.get("at") == "least" else "<" if bar else ""
+    asked = "" if bar is None else f"{sign} {bar:g} {row['unit']}".strip()
+    value = f"{row['value']:.2f}" if isinstance(row["value"], float) else row["value"]
+    ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
+    good = "" if bar is None else "yes" if row["ok"] else "no"
+    return f"| {row['what']} | {asked} | {value} {row['unit']} | {ratio} | {good} |"
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """What was killed, in words."""
+    who = " and ".join(f"{count} of a {name}" for name, count in sorted(row["kills"].items()))
+    when = ", ".join(f"{count} while {name}" for name, count in sorted(row["while"].items()))
+    wrong = ", ".join(f"{row[name]} {name}" for name in ("lost", "added", "changed", "twice"))
+    return (
+        f"\n{row['what']}: {who} ({when}), over {row['starts']} starts of {row['studies']} studies. Of "
+        f"{row['compared']:,} tasks compared bit by bit: {wrong}."
+    )
+
+
+def _machines(made: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for all parts that were measured on the same machine with the same versions."""
+    parts: dict[str, list[str]] = {}
+    for part, how in made.items():
+        machine, of = how["machine"], how["versions"]
+        sentence = (
+            f"{machine['processor']}, {machine['cores']} cores; Python {of['python']}, torch {of['torch']}, "
+            f"polars {of['polars']}, Ray {of['ray']}"
+        )
+        parts.setdefault(sentence, []).append(f"`{part}` (load {machine['load']:.1f} before it)")
+    for sentence, names in parts.items():
+        yield f"\nMeasured on: {sentence}: {', '.join(names)}. `python bench/study.py` does it."
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def tasks_of(text: str) -> int:
+    """A number of tasks that the plan can be made of."""
+    from study_plans import EACH
+
+    if not text.isdigit() or int(text) < EACH or int(text) % EACH:
+        raise argparse.ArgumentTypeError(f"the plan has tasks by the {EACH}; give a multiple of that, not {text}")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("part", nargs="?", default="all", choices=(*PARTS, "all", "page"))
+    asked.add_argument("--kills", type=int, default=50, help="of studies on processes (default: %(default)s)")
+    asked.add_argument("--ray-kills", type=int, default=5, help="of studies on Ray (default: %(default)s)")
+    asked.add_argument("--tasks", type=tasks_of, default=200, help="of a study that is killed (default: %(default)s)")
+    asked.add_argument("--seed", type=int, default=0, help="of who is killed when (default: %(default)s)")
+    asked.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
+    return asked
+
+
+def main() -> None:
+    """Measure, keep and print."""
+    asked = parser().parse_args()
+    measures = {"overhead": overhead, "speedup": speedup, "rows": rows, "kills": kills}
+    for part in PARTS if asked.part == "all" else [asked.part] if asked.part != "page" else []:
+        load = os.getloadavg()[0]
+        found = []
+        for row in map(judged, measures[part](asked)):
+            print(line(row), flush=True)
+            found.append(row)
+            kept(asked.out, part, found, about(load))  # now: the next row may take many minutes
+    print("\n" + page(json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.exists() else {}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Write docs/reproduction.md and its figures again, from the plans under experiments/ and the committed results alone.
+
+python docs/reproduction.py             # the page
+python docs/reproduction.py --figures   # and the figures, under docs/images/reproduction
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from reproduction_findings import findings  # noqa: E402
+
+from intertwine.reproduce.claims import Line  # noqa: E402
+from intertwine.reproduce.experiments import Result, find, names, read_result  # noqa: E402
+from intertwine.reproduce.plan import SCALES, Plan  # noqa: E402
+
+PAGE = ROOT / "docs" / "reproduction.md"
+RESULTS = ROOT / "experiments" / "results"
+FIGURES = ROOT / "docs" / "images" / "reproduction"
+#: How the names of a paper's experiments begin, and the paper.
+PAPERS = {
+    "godfrey": "Godfrey et al. 2022, On the Symmetries of Deep Learning Models and their Internal Representations",
+    "csiszarik": "Csiszárik et al. 2021, Similarity and Matching of Neural Network Representations",
+    "sorensen": "Sorensen 2020, Understanding and Collapsing Symmetries in Neural Network Parameter Spaces",
+    "chen": "Chen et al. 2024, Going Beyond Neural Network Feature Similarity",
+    "zhou": "Zhou et al. 2023, Going Beyond Linear Mode Connectivity",
+}
+MARKS = {"agrees": "agrees", "differs": "**differs**", "no value": "not measured"}
+INTRODUCTION = """\
+# The five papers again
+
+Every table and figure of the papers is a plan under [experiments](../experiments). `intertwine reproduce NAME`
+carries it out, `intertwine reproduce --list` shows them all. At scale `paper` the setting is the printed one; at
+`gpu` there are fewer pairs and epochs, so that it takes minutes on one GPU; at `cpu` small networks on the digits or
+MNIST show that the way works.
+
+This page is written by `python docs/reproduction.py` from the result files under
+[experiments/results](../experiments/results); no number on it was typed by hand. *Printed* is the paper's number,
+*ours* the mean and one standard deviation over pairs or networks. Two numbers agree when they lie no further apart
+than two deviations, the paper's and ours taken together; where the paper gives none, ours alone counts. Results of
+scale `gpu` are compared with the printed numbers all the same; a sentence below the table says where fewer epochs are
+the reason for a difference.
+"""
+
+
+def results() -> dict[str, Result]:
+    """Experiment → the result of its largest scale that was committed."""
+    found = {}
+    for name in names():
+        for scale in SCALES:
+            file = RESULTS / f"{name}.{scale}.json"
+            if file.is_file():
+                found[name] = read_result(file)
+                break
+    return found
+
+
+def page(found: Mapping[str, Result]) -> str:
+    """The whole page."""
+    plans = {name: find(name) for name in names()}
+    parts = [INTRODUCTION, "## At a glance", "", *_overview(plans, found), "", "## Findings", "", *findings(found), ""]
+    for start, paper in PAPERS.items():
+        own = {name: plan for name, plan in plans.items() if name.startswith(f"{start}-")}
+        if own:
+            parts += [f"## {paper}", ""]
+            for name, plan in own.items():
+                parts += [*_section(name, plan, found.get(name)), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+# -- at a glance -------------------------------------------------------------------------------------------------------
+
+
+def _overview(plans: Mapping[str, Plan], found: Mapping[str, Result]) -> Iterator[str]:
+    yield "| experiment | rows | scale | numbers that agree | claims that hold | device | time |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, plan in plans.items():
+        yield f"| [{name}](#{name}) | {', '.join(plan.rows)} | {' | '.join(_glance(found.get(name)))} |"
+
+
+def _glance(result: Result | None) -> tuple[str, ...]:
+    if result is None:
+        return "not run", "", "", "", ""
+    lines, claims = result.lines(), result.claims()
+    agree = f"{sum(line.verdict == 'agrees' for line in lines)} of {len(lines)}" if lines else ""
+    hold = f"{sum(claim.holds for claim in claims)} of {len(claims)}" if claims else ""
+    return result.plan["scale"], agree, hold, result.manifest["device"], _time(result.manifest["seconds"])
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+# -- one experiment ----------------------------------------------------------------------------------------------------
+
+
+def _section(name: str, plan: Plan, result: Result | None) -> Iterator[str]:
+    yield f"### {name}"
+    yield ""
+    yield f"{plan.title} ({', '.join(plan.rows)})."
+    yield ""
+    if result is None:
+        cost = plan.cost.get("gpu") or plan.cost.get("paper") or "not known"
+        yield f"Not run; cost at scale `gpu`: {cost}. `intertwine reproduce {name} --scale gpu`"
+        return
+    if (FIGURES / f"{name}.svg").is_file():
+        yield f"![{plan.title}](images/reproduction/{name}.svg)"
+        yield ""
+    yield _how(result)
+    yield ""
+    yield from _numbers(result)
+    yield from _claims(result)
+
+
+def _how(result: Result) -> str:
+    """What was run, in a line."""
+    plan, manifest = result.plan, result.manifest
+    said = [f"`{manifest['command']}`", manifest["device"].replace("NVIDIA", "one NVIDIA")]
+    if plan.get("pairs"):
+        said.append(f"{len({row.get('pair') for row in result.rows})} pairs")
+    if plan.get("networks"):
+        epochs = plan["networks"]["changes"].get("epochs")
+        recipe = "published networks" if plan["networks"].get("published") else f"recipe {plan['networks']['recipe']}"
+        said.append(recipe + (f", {epochs} epochs" if epochs else ""))
+    said += [f"{_time(manifest['seconds'])}", manifest["finished"].partition("T")[0]]
+    return "; ".join(said) + "."
+
+
+def _numbers(result: Result) -> Iterator[str]:
+    lines, plan = result.lines(), result.plan
+    if not lines:
+        return
+    unit = f", {plan['unit']}" if plan["unit"] else ""
+    yield f"| series | place | printed{unit} | ours{unit} | difference | n | verdict |"
+    yield "|---|---|---|---|---|---|---|"
+    for line in lines:
+        cells = (line.series, line.label, _number(line.printed, line.printed_spread), _number(line.mean, line.spread))
+        difference = "" if line.difference is None else f"{line.difference:+.3g}"
+        yield f"| {' | '.join(cells)} | {difference} | {line.count} | {MARKS[line.verdict]} |"
+    yield ""
+    for sentence in _notes(plan, lines):
+        yield f"- {sentence}"
+    yield ""
+
+
+def _notes(plan: Mapping[str, Any], lines: list[Line]) -> Iterator[str]:
+    """One sentence per series that differs somewhere."""
+    for series in dict.fromkeys(line.series for line in lines if line.verdict == "differs"):
+        note = plan["notes"].get(series) or plan["notes"].get("all")
+        if note:
+            yield f"{series}: {note}"
+
+
+def _number(mean: float | None, spread: float | None) -> str:
+    if mean is None:
+        return ""
+    return f"{mean:.3g}" if spread is None else f"{mean:.3g} ± {spread:.2g}"
+
+
+def _claims(result: Result) -> Iterator[str]:
+    claims = result.claims()
+    if not claims:
+        return
+    yield "| the paper says | holds here | seen |"
+    yield "|---|---|---|"
+    for claim in claims:
+        yield f"| {claim.says} | {'yes' if claim.holds else '**no**'} | {claim.seen} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--figures", action="store_true", help="draw the figures too")
+    options = parser.parse_args()
+    found = results()
+    if options.figures:
+        for name, result in found.items():
+            result.plot(FIGURES / f"{name}.svg")
+    PAGE.write_text(page(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

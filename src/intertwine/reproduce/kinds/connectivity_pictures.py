@@ -1,0 +1,74 @@
+"""Pictures of connectivity: distances layer by layer, one panel per way, and the line between the networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from intertwine.features.pictures import new_figure
+from intertwine.reproduce.kinds.registry import Row
+from intertwine.stitch.pictures import summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Form → what of a layer → its words and how its line looks.
+LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "features": {"llfc": ("mix", "o-"), "baseline": ("the two networks", "k--")},
+    "conditions": {
+        "additivity": ("weak additivity, 1 − cos", "o-"),
+        "commutativity": ("commutativity, residual", "s-"),
+        "sign_agreement": ("same sign", "^:"),
+    },
+    "factors": {
+        "weights_apart": ("W_A − W_B", "o-"),
+        "inputs_apart": ("H_A − H_B", "s-"),
+        "commutativity": ("their product", "k^-"),
+    },
+}
+#: What belongs to the pair alone, whatever α is.
+WHOLE = ("baseline", "commutativity", "sign_agreement", "weights_apart", "inputs_apart")
+
+
+def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
+    """One panel per way over the layers, means over pairs; with the form "features" the line of errors below each."""
+    form, ways = plan["settings"]["form"], list(dict.fromkeys((row["way"], row["statistics"]) for row in rows))
+    high = 2 if form == "features" else 1
+    figure = new_figure(3.2 * max(2, len(ways)), 3.2 * high)
+    grid = figure.subplots(high, len(ways), squeeze=False, sharey="row")
+    for column, (way, statistics) in enumerate(ways):
+        own = [row for row in rows if (row["way"], row["statistics"]) == (way, statistics)]
+        _layers(grid[0, column], form, [row for row in own if "layer" in row])
+        reset = ", statistics reset" if statistics == "reset" else ""
+        grid[0, column].set_title(f"{way}{reset}", fontsize=8)
+        if high > 1:
+            _line(grid[1, column], [row for row in own if "t" in row])
+    grid[0, 0].set_ylabel("1 − cos" if form == "features" else "relative size")
+    grid[0, 0].legend(fontsize=6)
+    if high > 1:
+        grid[1, 0].set_ylabel("error, %")
+    return figure
+
+
+def _layers(axes: Axes, form: str, rows: Sequence[Row]) -> None:
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    alphas = sorted({row["alpha"] for row in rows})
+    for name, (words, style) in LINES[form].items():
+        for alpha in alphas[:1] if name in WHOLE else alphas:
+            values: dict[int, list[float]] = {}
+            for row in rows:
+                if row["alpha"] == alpha and name in row:
+                    values.setdefault(layers.index(row["layer"]), []).append(row[name])
+            points = {x: summary(some)[0] for x, some in values.items()}
+            label = words if name in WHOLE else f"{words}, α = {alpha:g}"
+            axes.plot(list(points), list(points.values()), style, markersize=3, linewidth=1, label=label)
+    axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=4 if len(layers) > 20 else 7)
+
+
+def _line(axes: Axes, rows: Sequence[Row]) -> None:
+    """The error along the line, every pair."""
+    for pair in dict.fromkeys(row["pair"] for row in rows):
+        own = [row for row in rows if row["pair"] == pair]
+        axes.plot([row["t"] for row in own], [100 * row["error"] for row in own], "-", color="C0", linewidth=1)
+    axes.set_xlabel("from the first network to the second", fontsize=7)

@@ -1,0 +1,186 @@
+"""Curves: accuracy against the parameters that are left, by merging and by other methods, nothing trained afterwards.
+
+Chen et al. choose β on the test images that they report (row 003-F20). Beside it β is chosen here on the first half of
+the test images and the accuracy is that of the second half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from intertwine.connect.statistics import batch_norms, reset_statistics
+from intertwine.features.pictures import new_figure
+from intertwine.fold.budget import fold_to
+from intertwine.fold.fold import fold
+from intertwine.fold.folded import Fold
+from intertwine.fold.pruning import prune
+from intertwine.reproduce.kinds.folding.settings import RULES, Settings, network_of
+from intertwine.reproduce.kinds.registry import Numbers, Row
+from intertwine.reproduce.work import Work
+from intertwine.stitch.pictures import summary
+from intertwine.zoo.datasets.dataset import Dataset
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Make = Callable[[nn.Module, Tensor, float], Fold]
+#: Methods that are given the share of parameters to leave.
+OTHERS: Mapping[str, Make] = {
+    "fold_to": lambda model, x, share: fold_to(model, x, parameters=share),
+    "prune, L1": lambda model, x, share: prune(model, x, widths=share, across=True),
+    "prune, random": lambda model, x, share: prune(model, x, widths=share, score="random", across=True),
+}
+WHOLE = "whole"
+#: Of the accuracy before merging, the least that the paper lets go of.
+ENOUGH = 0.95
+RESET = ", statistics reset"
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def find(work: Work, model: nn.Module, settings: Settings) -> Iterator[Row]:
+    """One row for the whole network, and one per method and value."""
+    example = torch.zeros(1, *work.data.shape)
+    yield {"method": WHOLE, "value": None, "left": 100.0, "flops": 100.0} | scored(model, work, settings.seen)
+    for method, value, make in _settings(settings):
+        folded = make(model.cpu(), example, value)
+        sizes = {"left": 100 * folded.parameters.share, "flops": 100 * folded.flops.share}
+        yield {"method": method, "value": value} | sizes | scored(folded.model, work, settings.seen)
+
+
+def _settings(settings: Settings) -> Iterator[tuple[str, float, Make]]:
+    for rule in settings.rules:
+        for beta in settings.betas:
+            yield rule, beta, lambda model, x, beta, rule=rule: fold(model, x, beta=beta, **RULES[rule])
+    for method in settings.methods:
+        for share in settings.shares:
+            yield method, share, OTHERS[method]
+
+
+def scored(model: nn.Module, work: Work, seen: int) -> Row:
+    """Percent of right answers: on all test images, on each half of them, and after statistics were reset."""
+    placed = model.to(work.device).eval()
+    right = answers(placed, work.placed)
+    half = len(right) // 2
+    found = {"accuracy": _percent(right), "first": _percent(right[:half]), "second": _percent(right[half:])}
+    if batch_norms(placed):
+        data = work.placed.subset(train=min(seen, len(work.data.labels)))
+        again = reset_statistics(placed, data.batches("train", min(500, seen)))
+        found["accuracy_reset"] = _percent(answers(again.eval(), work.placed))
+    return found
+
+
+@torch.no_grad()
+def answers(model: nn.Module, data: Dataset) -> Tensor:
+    """Which test images are answered right."""
+    return torch.cat([(model(x).argmax(1) == y).double() for x, y in data.batches("test")]).cpu()
+
+
+def _percent(right: Tensor) -> float:
+    return 100 * float(right.mean())
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
+    """Series "network: method" → "whole", "23.03 % left", "left within 2 points", "left, chosen on test images" …"""
+    found: Numbers = {}
+    settings = plan["settings"]
+    for (network, _), own in _by(rows, lambda row: (network_of(row), row["pair"])).items():
+        (whole,) = [row for row in own if row["method"] == WHOLE]
+        for method, some in _by([row for row in own if row["method"] != WHOLE], lambda row: row["method"]).items():
+            for suffix, key in (("", "accuracy"), (RESET, "accuracy_reset")):
+                if key in whole:
+                    series = found.setdefault(f"{network}: {method}{suffix}", {})
+                    for label, value in _read(whole, some, key, settings):
+                        series.setdefault(label, []).append(value)
+            for label, value in _chosen(whole, some):
+                found[f"{network}: {method}"].setdefault(label, []).append(value)
+    return found
+
+
+def _by(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def _read(whole: Row, some: Sequence[Row], key: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The accuracy of the whole network, at some shares of its parameters, and the least share that is good enough."""
+    yield WHOLE, whole["accuracy"]
+    points = sorted((row["left"], row[key]) for row in [*some, whole])
+    for share in settings["at"]:
+        value = between(points, share)
+        if value is not None:
+            yield f"{share:g} % left", value
+    good = [left for left, accuracy in points if accuracy >= whole["accuracy"] - settings["within"]]
+    yield f"left within {settings['within']:g} points", min(good, default=100.0)
+
+
+def between(points: Sequence[tuple[float, float]], x: float) -> float | None:
+    """The height at x of the line through points that are sorted; None beyond them.
+
+    >>> between([(20.0, 80.0), (40.0, 90.0)], 25.0)
+    82.5
+    """
+    for (left, low), (right, high) in pairwise(points):
+        if left <= x <= right:
+            return low if left == right else low + (high - low) * (x - left) / (right - left)
+    return None
+
+
+def _chosen(whole: Row, some: Sequence[Row]) -> Iterator[tuple[str, float]]:
+    """What the rule "the largest value that keeps 95 %" chooses: on the test images, and on half of them."""
+    for where, key, told in (("test images", "accuracy", "accuracy"), ("half of them", "first", "second")):
+        good = [row for row in some if row[key] > ENOUGH * whole[key]]
+        row = min(good, key=lambda row: row["left"], default=whole)
+        yield f"left, chosen on {where}", row["left"]
+        yield f"accuracy, chosen on {where}", row[told]
+
+
+# -- picture -----------------------------------------------------------------------------------------------------------
+
+
+def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
+    """Accuracy against parameters left, one panel per network; dashed after statistics were reset; stars: printed."""
+    networks = _by(rows, network_of)
+    figure = new_figure(4.4 * len(networks), 3.8)
+    panels = figure.subplots(1, len(networks), squeeze=False, sharey=True)[0]
+    for axes, (network, own) in zip(panels, networks.items(), strict=True):
+        whole = [row for row in own if row["method"] == WHOLE]
+        methods = _by([row for row in own if row["method"] != WHOLE], lambda row: row["method"])
+        for i, (method, some) in enumerate(methods.items()):
+            for key, style in (("accuracy", "o-"), ("accuracy_reset", "--")):
+                points = _means([*whole, *some], key)
+                axes.plot(
+                    *zip(*points, strict=True), style, color=f"C{i}", markersize=3, linewidth=1,
+                    label=method if key == "accuracy" else None,
+                ) if points else None  # fmt: skip
+        _stars(axes, plan, network)
+        axes.set(xlabel="parameters left, %", title=network)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("right answers, %")
+    panels[0].legend(fontsize=7, frameon=False)
+    return figure
+
+
+def _means(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
+    """Points of a line, means over networks."""
+    groups = _by([row for row in rows if key in row], lambda row: row["value"]).values()
+    return sorted((summary([r["left"] for r in some])[0], summary([r[key] for r in some])[0]) for some in groups)
+
+
+def _stars(axes: Any, plan: Mapping[str, Any], network: str) -> None:
+    """Printed accuracies at shares of the parameters."""
+    for series, values in plan["printed"].items():
+        for label, value in zip(plan["labels"], values, strict=True):
+            if series.startswith(f"{network}:") and label.endswith("% left"):
+                axes.plot(float(label.split()[0]), value, "k*", markersize=9)

@@ -1,0 +1,44 @@
+"""Parts of stitching figures: lines over the layers, and panels side by side, one per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from intertwine.features.pictures import new_figure
+from intertwine.reproduce.kinds.registry import Row
+from intertwine.reproduce.kinds.stitching.rows import NUMBERS, by, label_of, places, values
+from intertwine.stitch.pictures import summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def over_places(axes: Axes, rows: Sequence[Row], what: str, label: str, **style: Any) -> None:
+    """One line over the places, whiskers of one deviation."""
+    order = list(places(rows))
+    held = [(i, summary(found)) for i, place in enumerate(order) if (found := values(by(rows, label_of)[place], what))]
+    axes.errorbar(
+        [i for i, _ in held], [mean for _, (mean, _) in held], [spread for _, (_, spread) in held], label=label,
+        marker="o", markersize=4, capsize=3, linewidth=1.2, **style,
+    )  # fmt: skip
+
+
+def named(axes: Axes, rows: Sequence[Row], what: str) -> None:
+    """The places under the axis, the number beside it, and a legend."""
+    names = list(places(rows).values())
+    axes.set_xticks(range(len(names)), names, fontsize=8, rotation=45 if max(map(len, names)) > 4 else 0)
+    axes.set_xlabel("layer" + (", * inside a residual block" if any(name.endswith("*") for name in names) else ""))
+    axes.set_ylabel(NUMBERS[what][0])
+    axes.legend(fontsize=8)
+
+
+def panels(rows: Sequence[Row], width: float = 3.0, below: int = 0) -> tuple[Figure, dict[str, Axes], Any]:
+    """One panel per place side by side, and rows of empty panels below."""
+    order = places(rows)
+    figure = new_figure(width * len(order) + 0.6, 3.2 + 2.4 * below)
+    grid = figure.subplots(1 + below, len(order), squeeze=False)
+    for axes, place in zip(grid[0], order, strict=True):
+        axes.set_title(f"layer {order[place]}", fontsize=9)
+    return figure, dict(zip(order, grid[0], strict=True)), grid[1:]

@@ -1,0 +1,205 @@
+"""Plans: what a file under experiments/ says, checked, at the paper's scale, at one GPU's or at two cores'.
+
+title = "Godfrey et al. 2022, figure 1: Myrtle CNN"
+rows = ["000-G57"]              # of the list of everything the papers claim
+kind = "stitching"              # its own table is [stitching]
+[cost]                          # in words, per scale
+[data] [networks] [pairs] [stitching]
+[printed] [spread]              # series → one number per label
+[[claims]]                      # what the paper says in words, see `intertwine.reproduce.claims`
+[notes]                         # series → one sentence, shown where ours differs
+[gpu.pairs] [cpu.networks] …    # put over the tables, entry by entry, at that scale
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from intertwine.errors import InputError, did_you_mean
+from intertwine.reproduce.kinds.registry import Kind
+from intertwine.reproduce.kinds.registry import kind as find_kind
+
+SCALES = ("paper", "gpu", "cpu")
+#: How pairs of networks are chosen: at random with replacement (never twice the same network in one pair), each network
+#: in one pair only, each network with itself, or every group of networks with every other.
+CHOICES = ("random", "disjoint", "self", "groups")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set by name. `enlarge` repeats every pixel; `train` and `test` keep the first images of each part."""
+
+    name: str
+    enlarge: int = 1
+    train: int | None = None
+    test: int | None = None
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The zoo. `name`: its folder. `vary`: one option and its values, each a group of networks of its own.
+
+    `pool`: seeds 0 to pool − 1, of which those that are in a pair are trained. `changes`: to the recipe. `published`:
+    networks that others trained, read from the folder of the data instead of being trained here.
+    """
+
+    name: str
+    architecture: str
+    pool: int
+    recipe: str = "plain"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    vary: Mapping[str, list[Any]] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    select: str = "last"
+    published: str | None = None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """How many pairs of each group there are, and how they are chosen (`CHOICES`)."""
+
+    count: int
+    choose: str
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One table or figure. `settings`: the table of its kind. `labels`: what the columns of `printed` are called."""
+
+    name: str
+    title: str
+    rows: tuple[str, ...]
+    kind: str
+    scale: str
+    data: Data | None
+    networks: Networks | None
+    pairs: Pairs | None
+    settings: Any
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    printed: Mapping[str, list[float | None]] = field(default_factory=dict)
+    spread: Mapping[str, list[float | None]] = field(default_factory=dict)
+    claims: tuple[Mapping[str, Any], ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+    cost: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+TABLES: Mapping[str, type] = {"data": Data, "networks": Networks, "pairs": Pairs}
+WORDS = ("title", "rows", "kind", "labels", "unit", "claims")
+NUMBERS = ("printed", "spread", "notes", "cost")
+
+
+def read_plan(file: str | Path, scale: str = "paper") -> Plan:
+    """A plan from its file, at a scale.
+
+    Raises:
+        InputError: no such file or scale, or an entry that no plan has.
+    """
+    path = Path(file)
+    if scale not in SCALES:
+        raise InputError(f"The scale {scale!r} was asked for; there are {', '.join(SCALES)}.")
+    entries = _entries(path)
+    entries = _scaled(entries, scale, path)
+    if "kind" not in entries:
+        raise InputError(f"{path} is no plan of an experiment: it does not say its kind.")
+    made = find_kind(entries["kind"])
+    _known(entries, {*TABLES, *WORDS, *NUMBERS, entries["kind"]}, str(path))
+    missing = sorted({"title", "rows"} - set(entries))
+    if missing:
+        raise InputError(f"{path} is no plan of an experiment: it lacks {', '.join(missing)}.")
+    plan = _plan(path, scale, entries, made)
+    _check(plan, path)
+    return plan
+
+
+def _plan(path: Path, scale: str, entries: Mapping[str, Any], made: Kind) -> Plan:
+    tables: dict[str, Any] = {
+        name: _read(kind, entries[name], f"{path}: [{name}]") if name in entries else None
+        for name, kind in TABLES.items()
+    }
+    own = _read(made.settings, entries.get(entries["kind"], {}), f"{path}: [{entries['kind']}]")
+    words: dict[str, Any] = {word: tuple(entries.get(word, ())) for word in ("rows", "labels", "claims")}
+    numbers: dict[str, Any] = {name: entries.get(name, {}) for name in NUMBERS}
+    return Plan(
+        name=path.stem, title=entries["title"], kind=entries["kind"], scale=scale, settings=own,
+        unit=entries.get("unit", ""), **words, **tables, **numbers,
+    )  # fmt: skip
+
+
+def _scaled(entries: dict[str, Any], scale: str, path: Path) -> dict[str, Any]:
+    """The tables of a scale put over the plan's own, entry by entry."""
+    tables = {*TABLES, entries.get("kind", "")}
+    overlays = {name: entries.pop(name, {}) for name in SCALES if name != "paper"}
+    for name, over in overlays.items():
+        _known(over, tables, f"{path}: [{name}]")
+    over = overlays.get(scale, {})
+    for name, changes in over.items():
+        entries[name] = {**entries.get(name, {}), **changes}
+    if scale == "cpu":  # other networks on other data: the printed numbers say nothing of them
+        for name in ("printed", "spread", "claims", "notes"):
+            entries.pop(name, None)
+    return entries
+
+
+def _entries(file: Path) -> dict[str, Any]:
+    """What the file says; with `like`, on top of what another plan beside it says."""
+    if not file.is_file():
+        known = sorted(path.stem for path in file.parent.glob("*.toml"))
+        hint = did_you_mean(file.stem, known)
+        raise InputError(f"The experiment {file.stem!r} was asked for, but {file} does not exist. {hint}See --list.")
+    try:
+        entries = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"The plan {file} cannot be read: {error}.") from error
+    return _over(_entries(file.parent / entries.pop("like")), entries) if "like" in entries else entries
+
+
+def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables put over tables, entry by entry, also at each scale; printed numbers are never mixed."""
+    mixed = {
+        name: _over(under[name], table) if name in SCALES else {**under[name], **table}
+        for name, table in over.items()
+        if name not in NUMBERS and isinstance(table, dict) and name in under
+    }
+    return {**under, **over, **mixed}
+
+
+def _known(entries: Mapping[str, Any], known: set[str], where: str) -> None:
+    for name in entries:
+        if name not in known:
+            raise InputError(
+                f"{where} has {name!r}. {did_you_mean(name, known)}It may have {', '.join(sorted(known))}."
+            )
+
+
+def _read(kind: type[Made], entries: Mapping[str, Any], where: str) -> Made:
+    _known(entries, {one.name for one in fields(kind)}, where)  # pyrefly: ignore
+    try:
+        return kind(**entries)
+    except TypeError as error:
+        raise InputError(f"{where} is not complete: {error}.") from error
+
+
+def _check(plan: Plan, file: Path) -> None:
+    if plan.pairs is not None and plan.pairs.choose not in CHOICES:
+        raise InputError(f"{file}: pairs are chosen {plan.pairs.choose!r}; they can be {', '.join(CHOICES)}.")
+    if plan.networks is not None and len(plan.networks.vary) > 1:
+        raise InputError(f"{file}: [networks] varies {', '.join(plan.networks.vary)}; one option at a time can vary.")
+    for table in (plan.printed, plan.spread):
+        for series, numbers in table.items():
+            if len(numbers) != len(plan.labels):
+                raise InputError(
+                    f"{file}: {series} has {len(numbers)} numbers, but there are {len(plan.labels)} labels."
+                )
+    if hasattr(plan.settings, "check"):
+        plan.settings.check(plan, str(file))
