@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -31,6 +30,7 @@ PAPERS = {
     "sorensen": "Sorensen 2020, Understanding and Collapsing Symmetries in Neural Network Parameter Spaces",
     "chen": "Chen et al. 2024, Going Beyond Neural Network Feature Similarity",
     "zhou": "Zhou et al. 2023, Going Beyond Linear Mode Connectivity",
+    "corrections": "Errors in print",
 }
 MARKS = {"agrees": "agrees", "differs": "**differs**", "no value": "not measured"}
 INTRODUCTION = """\
@@ -67,7 +67,7 @@ def page(found: Mapping[str, Result]) -> str:
     plans = {name: find(name) for name in names()}
     parts = [INTRODUCTION, "## At a glance", "", *_overview(plans, found), "", "## Findings", "", *findings(found), ""]
     for start, paper in PAPERS.items():
-        own = {name: plan for name, plan in plans.items() if name.startswith(f"{start}-")}
+        own = {name: plan for name, plan in plans.items() if name.partition("-")[0] == start}
         if own:
             parts += [f"## {paper}", ""]
             for name, plan in own.items():
@@ -108,14 +108,17 @@ def _section(name: str, plan: Plan, result: Result | None) -> Iterator[str]:
     yield ""
     if result is None:
         cost = plan.cost.get("gpu") or plan.cost.get("paper") or "not known"
-        yield f"Not run; cost at scale `gpu`: {cost}. `intertwine reproduce {name} --scale gpu`"
+        yield (
+            f"Not run: the GPU time at hand went to other experiments. At scale `gpu` it takes {cost}: "
+            f"`intertwine reproduce {name} --scale gpu`"
+        )
         return
     if (FIGURES / f"{name}.svg").is_file():
         yield f"![{plan.title}](images/reproduction/{name}.svg)"
         yield ""
     yield _how(result)
     yield ""
-    yield from _numbers(result)
+    yield from _numbers(result, plan.notes)
     yield from _claims(result)
 
 
@@ -133,7 +136,7 @@ def _how(result: Result) -> str:
     return "; ".join(said) + "."
 
 
-def _numbers(result: Result) -> Iterator[str]:
+def _numbers(result: Result, notes: Mapping[str, str]) -> Iterator[str]:
     lines, plan = result.lines(), result.plan
     if not lines:
         return
@@ -145,17 +148,20 @@ def _numbers(result: Result) -> Iterator[str]:
         difference = "" if line.difference is None else f"{line.difference:+.3g}"
         yield f"| {' | '.join(cells)} | {difference} | {line.count} | {MARKS[line.verdict]} |"
     yield ""
-    for sentence in _notes(plan, lines):
-        yield f"- {sentence}"
-    yield ""
+    said = list(_notes(notes, lines))
+    yield from said
+    if said:
+        yield ""
 
 
-def _notes(plan: Mapping[str, Any], lines: list[Line]) -> Iterator[str]:
-    """One sentence per series that differs somewhere."""
-    for series in dict.fromkeys(line.series for line in lines if line.verdict == "differs"):
-        note = plan["notes"].get(series) or plan["notes"].get("all")
-        if note:
-            yield f"{series}: {note}"
+def _notes(notes: Mapping[str, str], lines: list[Line]) -> Iterator[str]:
+    """One sentence per series that differs somewhere; the plan's word for all where they have none."""
+    different = dict.fromkeys(line.series for line in lines if line.verdict == "differs")
+    for series in different:
+        if series in notes:
+            yield f"- Where {series} differs: {notes[series]}"
+    if "all" in notes and any(series not in notes for series in different):
+        yield f"- Where they differ: {notes['all']}"
 
 
 def _number(mean: float | None, spread: float | None) -> str:

@@ -18,8 +18,110 @@ def mean(result: Result, series: str, label: str) -> float | None:
     return fmean(values) if values else None
 
 
-#: The experiment a finding rests on, and the sentences made from its result.
-FINDINGS: list[tuple[str, str, Finding]] = []
+def dead_channels(result: Result) -> str:
+    """How far dead channels raise the printed measure."""
+    shares = {label: fmean(values) for label, values in result.numbers["dead channels"].items()}
+    label = max(shares, key=lambda name: shares[name])
+    printed, live = (mean(result, f"G_ReLU, {way}", label) for way in ("as printed", "without dead channels"))
+    return (
+        f"A channel that is zero for all images stays zero when divided by its norm, while the divisor counts "
+        f"it, so that "
+        f"it raises the similarity. At layer {label}, where {shares[label]:.1%} of the channels are dead, the printed "
+        f"measure says {printed:.3f}, the same without them {live:.3f}. This is what the unexplained 0.98 at "
+        f"layer 70* of "
+        "ResNet-18 is open: figures 10 and 11 are not run yet."
+    )
+
+
+def baseline(result: Result) -> str:
+    """What the printed measure says of unrelated features."""
+    own, unrelated = (mean(result, f"G_ReLU, as printed{end}", "10") for end in ("", ", unrelated"))
+    centred = mean(result, "G_ReLU, corrected, unrelated", "10")
+    return (
+        f"Without centring, features that have nothing to do with each other are not at 0: at layer 10 the "
+        f"printed measure "
+        f"says {own:.3f} of trained pairs and {unrelated:.3f} of the same features with their images "
+        f"shuffled; centred, "
+        f"unrelated features give {centred:.3f}. Values mean little without that number beside them."
+    )
+
+
+def orthogonal_cka(result: Result) -> str:
+    """The printed orthogonal CKA beside linear CKA."""
+    rows = [label for label in ("3", "6", "10", "14") if f"orthogonal, as printed, {label}" in result.numbers]
+    off = [(a, b) for a in rows for b in rows if a != b]
+    means = [
+        fmean(fmean(result.numbers[f"orthogonal, {way}, {a}"][b]) for a, b in off)
+        for way in ("as printed", "corrected")
+    ]
+    return (
+        'The paper\'s code divides every channel by its norm before it computes the "orthogonal" CKA, which then does '
+        f"see rotations (corrections, D7). Between different layers it says {means[0]:.3f} on average, "
+        f"linear CKA {means[1]:.3f}."
+    )
+
+
+def printed_and_corrected(name: str, words: str) -> Finding:
+    """A sentence about one of the corrections, with both of its numbers."""
+
+    def sentence(result: Result) -> str:
+        printed, corrected = (mean(result, way, name) for way in ("as printed", "corrected"))
+        return f"{words.format(printed=printed, corrected=corrected)} ({name})"
+
+    return sentence
+
+
+def averages(result: Result) -> str | None:
+    """What averaging sorted networks gives."""
+    found = {name: means for name, means in result.numbers.items() if "average of 10, %" in means}
+    if not found:
+        return None
+    words = ", ".join(f"{name} {fmean(means['average of 10, %']):.1f} %" for name, means in found.items())
+    return f"Right answers of the average of ten networks: {words}."
+
+
+def matched_resnet(result: Result) -> str:
+    """Barriers of matched ResNet-20 beside the slides' sentence."""
+    ways = ("spawned", "independent", "weights", "activations")
+    seen = ", ".join(f"{way} {mean(result, f'{way}: barrier', 'error'):.1f}" for way in ways)
+    return (
+        "Between ResNet-20 of width 1, trained for 30 epochs, matching takes no barrier away. "
+        f"Barriers in points of error: {seen}."
+    )
+
+
+#: Title, the experiment a finding rests on, and the sentences made from its result.
+FINDINGS: list[tuple[str, str, Finding]] = [
+    ("Dead channels raise G_ReLU-Procrustes (D6, layer 70*)", "godfrey-table2", dead_channels),
+    ("The printed Procrustes similarity has no zero (D4, D5)", "godfrey-table2", baseline),
+    ("\"Orthogonal\" CKA is not orthogonal (D7)", "godfrey-fig5", orthogonal_cka),
+    (
+        "NodeSort is canonical for one hidden layer only", "corrections",
+        printed_and_corrected(
+            "D10", "Of permuted copies of networks with two hidden layers, the printed order brings {printed:.0%} to "
+            "one "
+            "form; with keys taken after the layer behind is sorted, {corrected:.0%}."
+        ),
+    ),
+    ("Averages of sorted networks", "sorensen-table1", averages),
+    (
+        "Iterative feature merging must keep its counts", "corrections",
+        printed_and_corrected(
+            "D11", "Algorithm 1 sets the count of a merged feature back to 1. Eight equal features merged so change "
+            "the "
+            "output by {printed:.0%}; with counts kept by {corrected:.0e}."
+        ),
+    ),
+    (
+        "Connected by a line of low loss does not mean equivalent (Prop. 3.2 of Chen et al.)", "corrections",
+        printed_and_corrected(
+            "D15", "Two networks with loss {printed:.0e} all along the line between them, whose features no invertible "
+            "map "
+            "takes into each other: {corrected:.2f} of their size is left over."
+        ),
+    ),
+    ("Matched is not yet connected", "zhou-fig3-resnet20", matched_resnet),
+]  # fmt: skip
 
 
 def findings(found: Mapping[str, Result]) -> Iterator[str]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_INSIDE = 5  # lines whose names still fit into the picture
+
 
 def over_places(axes: Axes, rows: Sequence[Row], what: str, label: str, **style: Any) -> None:
     """One line over the places, whiskers of one deviation."""
@@ -31,7 +33,9 @@ def named(axes: Axes, rows: Sequence[Row], what: str) -> None:
     axes.set_xticks(range(len(names)), names, fontsize=8, rotation=45 if max(map(len, names)) > 4 else 0)
     axes.set_xlabel("layer" + (", * inside a residual block" if any(name.endswith("*") for name in names) else ""))
     axes.set_ylabel(NUMBERS[what][0])
-    axes.legend(fontsize=8)
+    many = len(axes.get_legend_handles_labels()[0]) > MOST_INSIDE
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if many else {}
+    axes.legend(fontsize=8, **beside)
 
 
 def panels(rows: Sequence[Row], width: float = 3.0, below: int = 0) -> tuple[Figure, dict[str, Axes], Any]:
