@@ -72,7 +72,7 @@ def test_drivers_and_workers_are_killed_until_no_kills_are_left(tmp_path: Path) 
     assert len(victims) == 8
     assert set(victims) == {"driver", "worker"}
     assert killer.starts == victims.count("driver") + studies
-    assert {doing for _, doing in killer.kills} >= {"starting", "working"}
+    assert "working" in {doing for _, doing in killer.kills}
 
 
 def test_a_command_that_fails_by_itself_is_told(tmp_path: Path) -> None:

@@ -17,9 +17,13 @@ from intertwine.testing import AlignerError, check_aligner
 SEEDS = count()
 
 
+#: The promises hold after few steps as well as after many.
+FEW_STEPS = {"straight-through": {"steps": 8}, "sinkhorn": {"steps": 8}}
+
+
 @pytest.mark.parametrize("method", SOLVERS)
 def test_every_method_keeps_its_promises(method: str) -> None:
-    report = check_aligner(method)
+    report = check_aligner(method, FEW_STEPS.get(method))
     assert max(report.laws.values()) < 1e-9
     assert len(report.laws) == 9
     assert report.to_dict()["method"] == method

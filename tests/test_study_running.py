@@ -142,6 +142,24 @@ def test_networks_added_to_a_zoo_are_seen_and_random_numbers_are_left_alone(tmp_
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_tasks_compute_on_the_device_that_is_asked_for(zoo: Any, tmp_path: Path) -> None:
+    plan = plan_of(zoo, Part("accuracy", ("z",)))
+    assert not run(plan, out=tmp_path / "here", device="cpu").errors
+    errors = run(plan, out=tmp_path / "nowhere", device="meta").errors  # a device that holds no numbers
+    assert errors
+    assert all("meta" in error for error in errors.values())
+
+
+def test_a_result_says_the_command_with_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text(
+        'name = "p"\n[zoos.z]\narchitecture = "mlp"\ndata = "digits"\nseeds = "0:1"\nepochs = 1\n'
+        '[[parts]]\nverb = "accuracy"\n'
+    )
+    (command,) = run(file, out=tmp_path / "s").frame()["command"].to_list()
+    assert command.startswith(f"intertwine study run {file} --out {tmp_path / 's'} --only ")
+
+
 def test_networks_are_trained_where_the_plan_says_how(tmp_path: Path) -> None:
     how = ZooPlan(None, "mlp", "digits", (0, 1), None, {"widths": [64, 8, 10]}, {"epochs": 1})
     study = run(Plan("own", {"z": how}, (Part("accuracy", ("z",)),)), out=tmp_path / "s")
@@ -149,7 +167,7 @@ def test_networks_are_trained_where_the_plan_says_how(tmp_path: Path) -> None:
     assert len(study.frame()) == 2
 
 
-@pytest.mark.parametrize("executor", ["serial", "processes"])
+@pytest.mark.parametrize("executor", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_driver_killed_at_random_loses_and_repeats_nothing(executor: str, zoo: Any, tmp_path: Path) -> None:
     """The same plan is started and killed until it ends; the results are those of an undisturbed run."""
     parts = (

@@ -29,7 +29,7 @@ def run(options: Namespace) -> int:
 
         found = run_study(
             options.plan, options.executor, out=options.out, workers=options.workers, gpus=options.gpus,
-            address=options.address, only=options.only, progress=told,
+            address=options.address, device=options.device, only=options.only, progress=told,
         )  # fmt: skip
     if options.json:
         _show_json(found)

@@ -25,6 +25,7 @@ def add_study(command: argparse.ArgumentParser) -> None:
     run.add_argument("--executor", choices=EXECUTORS, default="serial", help="where tasks run (default serial)")
     run.add_argument("--workers", metavar="N", type=positive, help="how many at once (default: all cores)")
     run.add_argument("--gpus", metavar="N", type=int, default=0, help="GPUs that the workers share (default 0)")
+    run.add_argument("--device", metavar="D", help="where tasks compute (default: cuda with --gpus, else cpu)")
     run.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster that is running")
     run.add_argument("--only", metavar="KEY", action="append", default=[], help="tasks whose key begins so, done again")
     add_json(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -96,8 +97,8 @@ def names() -> list[str]:
 
 def _order(name: str) -> tuple[str, int, str]:
     """Figure 2 stands before figure 10."""
-    digits = "".join(letter for letter in name.partition("-")[2] if letter.isdigit())
-    return name.partition("-")[0], int(digits or 0), name
+    numbered = re.search(r"(?:fig|table)(\d+)", name)
+    return name.partition("-")[0], int(numbered[1]) if numbered else 0, name
 
 
 def find(name: str, scale: str = "paper") -> Plan:

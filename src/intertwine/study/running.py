@@ -58,6 +58,7 @@ def run(
     workers: int | None = None,
     gpus: int = 0,
     address: str | None = None,
+    device: str | None = None,
     only: Sequence[str] = (),
     progress: Tell | None = None,
 ) -> Study:
@@ -67,6 +68,7 @@ def run(
         plan: a TOML file, or the same as dataclasses or plain data; see `intertwine.study.plan`.
         executor: "serial", "processes" or "ray". workers: how many; all cores where not given. gpus: shared among them.
         address: of a Ray cluster that runs already.
+        device: where tasks compute; "cuda" where GPUs are shared out (a worker sees its own), else "cpu".
         out: the folder of the study, "studies/NAME" where not given; networks to be trained are put there too.
         only: the beginnings of the keys of tasks to do, all where none is given. They run even if they are done; the
             result that was stored first stays.
@@ -96,7 +98,8 @@ def run(
         left = [task for task in chosen if task.key not in done]
         if left:
             train_missing(asked, zoos, lambda p: tell(_training(p, len(tasks) - len(left), len(tasks))))
-        errors = _work(runner, left, _shared(zoos, left, source), store, tell, len(tasks))
+        shared = _shared(zoos, left, _command(source, out)) | {"device": device or ("cuda" if gpus else "cpu")}
+        errors = _work(runner, left, shared, store, tell, len(tasks))
         if left:
             store.compact(others=True)  # also what killed runs have left
     return Study(folder, asked, len(tasks), len(left), errors)
@@ -120,10 +123,15 @@ def _chosen(tasks: list[Task], only: Sequence[str]) -> list[Task]:
     return [task for task in tasks if not only or any(task.key.startswith(start) for start in only)]
 
 
-def _shared(zoos: Mapping[str, KnownZoo], tasks: Sequence[Task], source: str | None) -> dict[str, Any]:
+def _command(source: str | None, out: str | Path | None) -> str | None:
+    """What to type to have the study again."""
+    return f"intertwine study run {source}" + (f" --out {out}" if out is not None else "") if source else None
+
+
+def _shared(zoos: Mapping[str, KnownZoo], tasks: Sequence[Task], command: str | None) -> dict[str, Any]:
     """What all tasks look at: read once here, and not by every worker again."""
     used = {task.zoo for task in tasks}
-    about = versions() | {"command": f"intertwine study run {source}" if source else None}
+    about = versions() | {"command": command}
     folders = {name: str(zoo.folder.resolve()) for name, zoo in zoos.items()}  # workers stand elsewhere
     return {
         "folders": folders,

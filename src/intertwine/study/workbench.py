@@ -19,13 +19,16 @@ class Workbench:
 
     Args:
         folders: zoo → its folder. data: zoo → its data set, where it is shared and need not be read again.
+        device: where networks and batches are put.
     """
 
-    def __init__(self, folders: Mapping[str, str], data: Mapping[str, Dataset] | None = None) -> None:
-        self.folders, self._data = folders, data or {}
+    def __init__(
+        self, folders: Mapping[str, str], data: Mapping[str, Dataset] | None = None, device: str = "cpu"
+    ) -> None:
+        self.folders, self._data, self.device = folders, data or {}, device
 
     def network(self, zoo: str, seed: int) -> nn.Module:
-        return _network(*_version(self.folders[zoo]), seed)
+        return _network(*_version(self.folders[zoo]), seed, self.device)
 
     def data(self, zoo: str) -> Dataset:
         return self._data[zoo] if zoo in self._data else _data(*_version(self.folders[zoo]))
@@ -36,11 +39,11 @@ class Workbench:
         if images is not None:
             train, test = (min(images, len(labels)) for labels in (data.labels, data.test_labels))
             data = data.subset(train, test)
-        return list(data.batches(split, batch))
+        return list(data.to(torch.device(self.device)).batches(split, batch))
 
     def example(self, zoo: str) -> Tensor:
         """One blank input."""
-        return torch.zeros(1, *self.data(zoo).shape)
+        return torch.zeros(1, *self.data(zoo).shape, device=self.device)
 
 
 def _version(folder: str) -> tuple[str, int]:
@@ -55,8 +58,8 @@ def _load(folder: str, version: int) -> Zoo:
 
 
 @lru_cache(maxsize=16)
-def _network(folder: str, version: int, seed: int) -> nn.Module:
-    return _load(folder, version).seed(seed)
+def _network(folder: str, version: int, seed: int, device: str) -> nn.Module:
+    return _load(folder, version).seed(seed).to(device)
 
 
 @lru_cache(maxsize=4)

@@ -21,8 +21,12 @@ from intertwine.version import VERSION
 
 
 def work(task: Task, shared: Mapping[str, Any]) -> Finished:
-    """Do a task. `shared`: "folders" of the zoos, "data" of them where it need not be read, "made" of this study."""
-    bench = Workbench(shared["folders"], shared.get("data"))
+    """Do a task.
+
+    Args:
+        shared: "folders" of the zoos, "data" of them where it need not be read, "made" of this study, "device".
+    """
+    bench = Workbench(shared["folders"], shared.get("data"), shared.get("device", "cpu"))
     verb = VERBS[task.verb]
     a, b = (None if seed is None else bench.network(task.zoo, seed) for seed in (task.a, task.b))
     assert a is not None  # every task has a first network

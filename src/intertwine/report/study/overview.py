@@ -82,8 +82,8 @@ def provenance(tasks: Sequence[Task], plan: Mapping[str, Any]) -> Section:
     return Section(
         "plan",
         "Plan, versions and time",
-        f"<h3>Plan</h3>{scrolled(f'<pre>{written}</pre>', 'Plan')}<h3>Versions and time</h3>"
-        f"{scrolled(table, 'Versions and time')}",
+        f"<h3>Versions and time</h3>{scrolled(table, 'Versions and time')}"
+        f"<details><summary>the plan as it ran</summary>{scrolled(f'<pre>{written}</pre>', 'Plan')}</details>",
     )
 
 

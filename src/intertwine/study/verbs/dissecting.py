@@ -29,7 +29,7 @@ def dissect(ask: Ask) -> Iterator[Row]:
         known = ", ".join(CONCEPTS)
         raise InputError(f"The concepts {name!r} were asked for. {did_you_mean(str(name), CONCEPTS)}There are {known}.")
     inputs, concepts = CONCEPTS[name](data, ask.options["images"])
-    maps = Maps(ask.a, ask.at, inputs)
+    maps = Maps(ask.a, ask.at, inputs.to(ask.bench.device))
     power = float(ask.options["rotation"])
     turn = rotation(maps.units, power, ask.seed, torch.float32) if power else None
     cut = Cut(float(ask.options["level"]), float(ask.options["share"]))
