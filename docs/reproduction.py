@@ -36,13 +36,13 @@ MARKS = {"agrees": "agrees", "differs": "**differs**", "no value": "not measured
 INTRODUCTION = """\
 # The five papers again
 
-Every table and figure of the papers is a plan under [experiments](../experiments). `intertwine reproduce NAME`
+Every table and figure of the papers is a plan under `experiments/`. `intertwine reproduce NAME`
 carries it out, `intertwine reproduce --list` shows them all. At scale `paper` the setting is the printed one; at
 `gpu` there are fewer pairs and epochs, so that it takes minutes on one GPU; at `cpu` small networks on the digits or
 MNIST show that the way works.
 
 This page is written by `python docs/reproduction.py` from the result files under
-[experiments/results](../experiments/results); no number on it was typed by hand. *Printed* is the paper's number,
+`experiments/results/`; no number on it was typed by hand. *Printed* is the paper's number,
 *ours* the mean and one standard deviation over pairs or networks. Two numbers agree when they lie no further apart
 than two deviations, the paper's and ours taken together; where the paper gives none, ours alone counts. Results of
 scale `gpu` are compared with the printed numbers all the same; a sentence below the table says where fewer epochs are

@@ -6,12 +6,9 @@ import json
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
 
-import torch
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +19,7 @@ from intertwine.commands.inspect import write
 from intertwine.commands.progress import Tell, progress, within
 from intertwine.report.wire_graph import wire_graph
 from intertwine.report.writing import write as write_report
+from intertwine.study.executors.pinning import torch_threads
 from intertwine.study.plan import read_plan
 from intertwine.study.running import Study
 from intertwine.study.running import run as run_study
@@ -46,7 +44,8 @@ WHY = (
 def run(options: Namespace) -> int:
     """Carry out the command; 1 when a certificate or a task fails."""
     start, out = time.monotonic(), Path(options.out)
-    with one_thread(), progress("reading the plan") as bar:
+    # Networks this small run fastest on one core, and many times slower when several threads wait for a busy one.
+    with torch_threads(1), progress("reading the plan") as bar:
         tell = with_time_left(bar)
         study = carry_out(out, tell)
         tell("writing the report", WORKED)
@@ -83,17 +82,6 @@ def with_time_left(tell: Tell) -> Tell:
         tell(doing + left, part)
 
     return told
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Networks this small run fastest on one core, and many times slower when several threads wait for a busy one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _symmetry(study: Study, drawing: Path) -> tuple[list[Text | Group], Certificate]:
