@@ -98,7 +98,7 @@ def test_the_report_has_every_section_and_links_every_number(ran: Ran) -> None:
     out = ran.out
     text = (out / "report.html").read_text(encoding="utf-8")
     assert re.findall(r'<section id="([a-z]+)"', text) == SECTIONS
-    assert f"intertwine study run {out / 'demo.toml'} --only " in text
+    assert f"intertwine study run {out / 'demo.toml'} --out {out / 'study'} --only " in text
     assert "✓</strong> The symmetry holds for 2 networks" in text
     assert "Every network has the fingerprint of its moved copy, and 2 networks have 2 fingerprints" in text
 
