@@ -67,7 +67,7 @@ def test_a_plan_is_carried_out_and_gone_on_with(zoo: Path, tmp_path: Path, run: 
     frame = Store.existing(tmp_path / "s").frame()
     assert len(frame) == 18
     command = frame["command"].to_list()[0]
-    assert command.startswith(f"intertwine study run {tmp_path / 'plan.toml'} --only ")
+    assert command.startswith(f"intertwine study run {tmp_path / 'plan.toml'} --out {tmp_path / 's'} --only ")
     code, out, _ = run(plan(tmp_path, zoo), "--out", tmp_path / "s", "--json")
     told = json.loads(out)
     assert (code, told["tasks"], told["run"], told["failed"]) == (0, 4, 0, 0)
