@@ -11,14 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from intertwine.reproduce.claims import Line
+from intertwine.reproduce.experiments import Result, find, names, read_result
+from intertwine.reproduce.plan import SCALES, Plan
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-
-from reproduction_findings import findings  # noqa: E402
-
-from intertwine.reproduce.claims import Line  # noqa: E402
-from intertwine.reproduce.experiments import Result, find, names, read_result  # noqa: E402
-from intertwine.reproduce.plan import SCALES, Plan  # noqa: E402
 
 PAGE = ROOT / "docs" / "reproduction.md"
 RESULTS = ROOT / "experiments" / "results"
@@ -46,7 +44,7 @@ This page is written by `python docs/reproduction.py` from the result files unde
 *ours* the mean and one standard deviation over pairs or networks. Two numbers agree when they lie no further apart
 than two deviations, the paper's and ours taken together; where the paper gives none, ours alone counts. Results of
 scale `gpu` are compared with the printed numbers all the same; a sentence below the table says where fewer epochs are
-the reason for a difference.
+the reason for a difference. Networks and rows that experiments share count to the time of the first of them.
 """
 
 
@@ -64,6 +62,8 @@ def results() -> dict[str, Result]:
 
 def page(found: Mapping[str, Result]) -> str:
     """The whole page."""
+    from reproduction_findings import findings  # beside this file
+
     plans = {name: find(name) for name in names()}
     parts = [INTRODUCTION, "## At a glance", "", *_overview(plans, found), "", "## Findings", "", *findings(found), ""]
     for start, paper in PAPERS.items():
@@ -133,7 +133,7 @@ def _how(result: Result) -> str:
         recipe = "published networks" if plan["networks"].get("published") else f"recipe {plan['networks']['recipe']}"
         said.append(recipe + (f", {epochs} epochs" if epochs else ""))
     said += [f"{_time(manifest['seconds'])}", manifest["finished"].partition("T")[0]]
-    return "; ".join(said) + "."
+    return "; ".join(said) + "." + (f" {manifest['note']}" if "note" in manifest else "")
 
 
 def _numbers(result: Result, notes: Mapping[str, str]) -> Iterator[str]:

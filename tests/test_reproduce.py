@@ -15,8 +15,8 @@ from intertwine.errors import InputError
 from intertwine.reproduce import experiments
 from intertwine.reproduce.claims import Line, claims, lines, summary
 from intertwine.reproduce.kinds import registry
-from intertwine.reproduce.kinds.registry import HOMES, Kind
-from intertwine.reproduce.networks import groups, networks_of, pairs, read_data
+from intertwine.reproduce.kinds.registry import KINDS, Kind
+from intertwine.reproduce.networks import groups, networks_of, pairs, read_data, trained
 from intertwine.reproduce.plan import Data, read_plan
 from intertwine.reproduce.published import Published
 from intertwine.reproduce.work import Work
@@ -73,6 +73,7 @@ def counted(work: Work) -> list[dict[str, Any]]:
 
 
 CALLS: list[int] = []
+FIGURE, CPU = experiments.plans_folder() / "csiszarik-fig2-tiny10.toml", torch.device("cpu")
 KIND = Kind(
     Settings, counted, lambda plan, rows: {"one": {"a": [row["value"] for row in rows]}}, lambda plan, rows: None
 )
@@ -82,7 +83,7 @@ KIND = Kind(
 def plan_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A plan of a kind that only this test has."""
     module = type("module", (), {"KIND": KIND})
-    monkeypatch.setattr(registry, "HOMES", {**HOMES, "counting": "counting"})
+    monkeypatch.setattr(registry, "KINDS", (*KINDS, "counting"))
     real = registry.import_module
     monkeypatch.setattr(registry, "import_module", lambda name: module if name.endswith(".counting") else real(name))
     file = tmp_path / "small.toml"
@@ -214,6 +215,11 @@ def test_published_networks_that_are_not_there(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("INTERTWINE_DATA", str(tmp_path))
     with pytest.raises(InputError, match=r"network tiny10 of seed 3 was asked for, but .* Set INTERTWINE_DATA"):
         Published("tiny10").seed(3)
+    with pytest.raises(InputError, match=r"elsewhere.tiny10.seed3"):
+        Published("tiny10", tmp_path / "elsewhere").seed(3)
+    plan, some = read_plan(FIGURE, "gpu"), read_data(Data("digits"))
+    found = trained(plan, some, tmp_path, CPU, lambda doing: None, tmp_path)
+    assert found == [Published("tiny10", tmp_path)]
 
 
 def test_enlarged_images_repeat_their_pixels() -> None:

@@ -113,13 +113,18 @@ def read_data(asked: Data, folder: Path | None = None) -> Dataset:
     return found if asked.train is None and asked.test is None else found.subset(asked.train, asked.test)
 
 
-def trained(plan: Plan, data: Dataset, folder: Path, device: torch.device, tell: Tell) -> list[Source]:
-    """The networks of every group that are in a pair, trained where they are not yet."""
+def trained(
+    plan: Plan, data: Dataset, folder: Path, device: torch.device, tell: Tell, data_folder: Path | None = None
+) -> list[Source]:
+    """The networks of every group that are in a pair, trained where they are not yet.
+
+    `data_folder`: where networks that others published are.
+    """
     found: list[Source] = []
     networks = networks_of(plan)
     for number, group in enumerate(groups(plan)):
         if networks.published:
-            found.append(Published(networks.published))
+            found.append(Published(networks.published, data_folder))
             continue
         ends = [end for pair in pairs(plan) for end in (pair.front, pair.back)]
         seeds = sorted({seed for place, seed in ends if place == number})

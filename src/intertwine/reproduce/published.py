@@ -20,13 +20,14 @@ COLOURS = {"tiny10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
 
 @dataclass(frozen=True)
 class Published:
-    """The networks of one architecture in the folder of the data (the environment variable INTERTWINE_DATA)."""
+    """The networks of one architecture in the folder of the data, or of the environment variable INTERTWINE_DATA."""
 
     name: str
+    folder: Path | None = None
 
     def seed(self, seed: int) -> nn.Module:
         """The network of a seed, in eval mode."""
-        file = Path(os.environ.get("INTERTWINE_DATA", ".")) / self.name / f"seed{seed}.safetensors"
+        file = (self.folder or Path(os.environ.get("INTERTWINE_DATA", "."))) / self.name / f"seed{seed}.safetensors"
         if not file.is_file():
             raise InputError(
                 f"The published network {self.name} of seed {seed} was asked for, but {file} does not exist. Set "

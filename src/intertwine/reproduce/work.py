@@ -54,7 +54,7 @@ class Work:
     def sources(self) -> list[Source]:
         """The networks of every group, trained where they are not yet."""
         with torch.enable_grad():  # whoever asks may be measuring without gradients
-            return trained(self.plan, self.data, self.folder, self.device, self.tell)
+            return trained(self.plan, self.data, self.folder, self.device, self.tell, self.data_folder)
 
     def network(self, end: tuple[int, int]) -> nn.Module:
         """One end of a pair, in eval mode on the device."""

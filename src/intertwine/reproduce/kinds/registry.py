@@ -13,19 +13,11 @@ Row = dict[str, Any]
 #: Series → place → one value per pair or network, in the unit of the printed numbers.
 Numbers = dict[str, dict[str, list[float]]]
 
-#: Kind → the module that defines it, as KIND.
-HOMES: Mapping[str, str] = {
-    "stitching": "stitching",
-    "similarity": "similarity",
-    "accuracy": "accuracy",
-    "rotation": "rotation",
-    "connectivity": "connectivity",
-    "folding": "folding",
-    "distances": "distances",
-    "dissection": "dissection",
-    "activation": "activation",
-    "corrections": "corrections",
-}
+#: Each is the module or package of its name beside this one, which defines KIND.
+KINDS = (
+    "stitching", "similarity", "accuracy", "rotation", "connectivity", "folding", "distances", "dissection",
+    "activation", "corrections",
+)  # fmt: skip
 
 
 class Kept(list[float]):
@@ -46,7 +38,7 @@ class Kind:
     """One way to experiment.
 
     Attributes:
-        settings: the dataclass of the plan's table of this name; `check(plan)` is called where it has one.
+        settings: the dataclass of the plan's table of this name; `check(plan, where)` is called where it has one.
         run: does the work and gives the rows; it is handed a `intertwine.reproduce.work.Work`.
         numbers: what the rows say, in the form of the printed numbers.
         draw: the figure in the paper's form, from the plan as plain data and the rows.
@@ -58,19 +50,14 @@ class Kind:
     draw: Callable[[Mapping[str, Any], Sequence[Row]], Any]
 
 
-def names() -> tuple[str, ...]:
-    """All kinds."""
-    return tuple(HOMES)
-
-
 def kind(name: str) -> Kind:
     """A kind by name.
 
     Raises:
         InputError: there is none of that name.
     """
-    if name not in HOMES:
+    if name not in KINDS:
         raise InputError(
-            f"There is no kind of experiment {name!r}. {did_you_mean(name, HOMES)}Kinds: {', '.join(HOMES)}."
+            f"There is no kind of experiment {name!r}. {did_you_mean(name, KINDS)}Kinds: {', '.join(KINDS)}."
         )
-    return import_module(f"intertwine.reproduce.kinds.{HOMES[name]}").KIND
+    return import_module(f"intertwine.reproduce.kinds.{name}").KIND
