@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from intertwine.reproduce.claims import Line
@@ -30,7 +30,12 @@ PAPERS = {
     "zhou": "Zhou et al. 2023, Going Beyond Linear Mode Connectivity",
     "corrections": "Errors in print",
 }
-MARKS = {"agrees": "agrees", "differs": "**differs**", "no value": "not measured"}
+MARKS = {
+    "agrees": "agrees",
+    "differs": "**differs**",
+    "no value": "not measured",
+    "no interval": "one pair: no interval",
+}
 INTRODUCTION = """\
 # The five papers again
 
@@ -42,7 +47,8 @@ MNIST show that the way works.
 This page is written by `python docs/reproduction.py` from the result files under
 `experiments/results/`; no number on it was typed by hand. *Printed* is the paper's number,
 *ours* the mean and one standard deviation over pairs or networks. Two numbers agree when they lie no further apart
-than two deviations, the paper's and ours taken together; where the paper gives none, ours alone counts. Results of
+than two deviations, the paper's and ours taken together, and what the printed number was rounded by; where the paper
+gives no deviation, ours alone counts, and where ours is of one pair too, there is no verdict. Results of
 scale `gpu` are compared with the printed numbers all the same; a sentence below the table says where fewer epochs are
 the reason for a difference. Networks and rows that experiments share count to the time of the first of them.
 """
@@ -89,9 +95,14 @@ def _glance(result: Result | None) -> tuple[str, ...]:
     if result is None:
         return "not run", "", "", "", ""
     lines, claims = result.lines(), result.claims()
-    agree = f"{sum(line.verdict == 'agrees' for line in lines)} of {len(lines)}" if lines else ""
-    hold = f"{sum(claim.holds for claim in claims)} of {len(claims)}" if claims else ""
+    agree = _share([line.verdict == "agrees" for line in lines if line.verdict != "no interval"], "one pair", lines)
+    hold = _share([claim.holds for claim in claims if claim.holds is not None], "not told", claims)
     return result.plan["scale"], agree, hold, result.manifest["device"], _time(result.manifest["seconds"])
+
+
+def _share(held: Sequence[bool], otherwise: str, asked: Sequence[object]) -> str:
+    """How many hold of those that could be judged; the reason where none could."""
+    return f"{sum(held)} of {len(held)}" if held else otherwise if asked else ""
 
 
 def _time(seconds: float) -> str:
@@ -127,7 +138,8 @@ def _how(result: Result) -> str:
     plan, manifest = result.plan, result.manifest
     said = [f"`{manifest['command']}`", manifest["device"].replace("NVIDIA", "one NVIDIA")]
     if plan.get("pairs"):
-        said.append(f"{len({row.get('pair') for row in result.rows})} pairs")
+        pairs = len({row.get("pair") for row in result.rows})
+        said.append("1 pair" if pairs == 1 else f"{pairs} pairs")
     if plan.get("networks"):
         epochs = plan["networks"]["changes"].get("epochs")
         recipe = "published networks" if plan["networks"].get("published") else f"recipe {plan['networks']['recipe']}"
@@ -156,7 +168,7 @@ def _numbers(result: Result, notes: Mapping[str, str]) -> Iterator[str]:
 
 def _notes(notes: Mapping[str, str], lines: list[Line]) -> Iterator[str]:
     """One sentence per series that differs somewhere; the plan's word for all where they have none."""
-    different = dict.fromkeys(line.series for line in lines if line.verdict == "differs")
+    different = dict.fromkeys(line.series for line in lines if line.verdict in ("differs", "no interval"))
     for series in different:
         if series in notes:
             yield f"- Where {series} differs: {notes[series]}"
@@ -176,8 +188,9 @@ def _claims(result: Result) -> Iterator[str]:
         return
     yield "| the paper says | holds here | seen |"
     yield "|---|---|---|"
+    marks = {True: "yes", False: "**no**", None: "not told"}
     for claim in claims:
-        yield f"| {claim.says} | {'yes' if claim.holds else '**no**'} | {claim.seen} |"
+        yield f"| {claim.says} | {marks[claim.holds]} | {claim.seen} |"
 
 
 def main() -> None:

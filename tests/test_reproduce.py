@@ -179,7 +179,10 @@ def test_agreement_is_two_deviations_of_both() -> None:
     assert verdict(2 + 2 * 3**0.5 - 1e-9, 1.0, ours) == "agrees"
     assert verdict(2 + 2 * 3**0.5 + 1e-6, 1.0, ours) == "differs"
     assert verdict(2.0, None, [2.0]) == "agrees"
-    assert verdict(2.0, None, [2.1]) == "differs"  # one pair and no deviation in print
+    assert verdict(2.0, None, [2.04]) == "agrees"  # 2.0 may have been printed for it
+    assert verdict(2.0, None, [2.1]) == "no interval"  # one pair and no deviation in print
+    assert verdict(2.0, 0.01, [2.1]) == "differs"
+    assert verdict(2.0, None, [2.1, 2.1]) == "differs"
     assert verdict(2.0, 0.1, []) == "no value"
 
 
@@ -197,10 +200,10 @@ def test_lines_leave_out_what_was_not_printed() -> None:
         ({"series": "x", "below": 3.5}, True, "at 2 of 2 places"),
         ({"series": "x", "above": 2}, False, "at 1 of 2 places (not at a)"),
         ({"series": "y", "above": "x"}, False, "at 1 of 2 places (not at b)"),
-        ({"series": "nothing", "above": "x"}, False, "no numbers to test it on"),
+        ({"series": "nothing", "above": "x"}, None, "no numbers to test it on"),
     ],
 )
-def test_claims(claim: dict[str, Any], holds: bool, seen: str) -> None:
+def test_claims(claim: dict[str, Any], holds: bool | None, seen: str) -> None:
     numbers = {"x": {"a": [1.0, 2.0], "b": [3.0]}, "y": {"a": [2.0], "b": [1.0]}}
     (found,) = claims({"claims": [{"says": "so", **claim}]}, numbers)
     assert (found.says, found.holds, found.seen) == ("so", holds, seen)

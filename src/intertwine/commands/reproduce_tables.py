@@ -13,7 +13,7 @@ from intertwine.commands.show import duration
 from intertwine.reproduce.claims import Line, count, summary
 from intertwine.reproduce.experiments import Result
 
-COLOURS = {"agrees": "green", "differs": "yellow", "no value": "dim"}
+COLOURS = {"agrees": "green", "differs": "yellow", "no value": "dim", "no interval": "dim"}
 
 
 def told(result: Result) -> Group:
@@ -68,13 +68,13 @@ def _table(*heads: str) -> Table:
 
 
 def _claims(result: Result) -> list[Text]:
-    marks = {True: ("✓ ", "green"), False: ("✗ ", "yellow")}
+    marks = {True: ("✓ ", "green"), False: ("✗ ", "yellow"), None: ("· ", "dim")}
     return [Text.assemble(marks[claim.holds], f"{claim.says}: {claim.seen}") for claim in result.claims()]
 
 
 def _notes(plan: Mapping[str, Any], lines: Sequence[Line]) -> list[Text]:
     """The explanations of series that differ, each once."""
-    series = dict.fromkeys(line.series for line in lines if line.verdict == "differs")
+    series = dict.fromkeys(line.series for line in lines if line.verdict in ("differs", "no interval"))
     notes = dict.fromkeys(plan["notes"].get(name) or plan["notes"].get("all") for name in series)
     return [Text(note, style="dim") for note in notes if note]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
 from math import sqrt
 from statistics import fmean, stdev
@@ -15,9 +16,11 @@ from intertwine.reproduce.kinds.registry import Kept, Numbers
 
 @dataclass(frozen=True)
 class Line:
-    """One printed number and ours. `spread`: one deviation over pairs. `verdict`: "agrees", "differs" or "no value".
+    """One printed number and ours. `spread`: one deviation over pairs.
 
-    They agree when they lie no further apart than two deviations, those of both taken together.
+    They agree when they lie no further apart than two deviations, those of both taken together, and what the printed
+    number was rounded by. `verdict`: "agrees", "differs", "no value", or "no interval" where neither has a deviation,
+    so that nobody can say how far apart is too far.
     """
 
     series: str
@@ -38,18 +41,30 @@ class Line:
         return sqrt((self.spread or 0.0) ** 2 + (self.printed_spread or 0.0) ** 2)
 
     @property
+    def rounding(self) -> float:
+        """Half a unit of the last printed digit.
+
+        >>> Line("G_ReLU", "3", 98.4, None, 98.4375, 0.0, 2).rounding
+        0.05
+        """
+        exponent = Decimal(str(self.printed)).as_tuple().exponent
+        return 0.5 * 10.0**exponent if isinstance(exponent, int) else 0.0
+
+    @property
     def verdict(self) -> str:
         if self.difference is None:
             return "no value"
-        return "agrees" if abs(self.difference) <= 2 * self.sigma else "differs"
+        if abs(self.difference) <= 2 * self.sigma + self.rounding:
+            return "agrees"
+        return "differs" if self.spread is not None or self.printed_spread is not None else "no interval"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper, whether it holds for our numbers, and what was seen."""
+    """A sentence of a paper, whether it holds for our numbers (None: they cannot tell), and what was seen."""
 
     says: str
-    holds: bool
+    holds: bool | None
     seen: str
 
 
@@ -102,7 +117,7 @@ def claims(plan: Mapping[str, Any], numbers: Numbers) -> list[Claim]:
 def _claim(claim: Mapping[str, Any], numbers: Numbers) -> Claim:
     tests = dict(_tests(claim, numbers))
     if not tests:
-        return Claim(claim["says"], False, "no numbers to test it on")
+        return Claim(claim["says"], None, "no numbers to test it on")
     failed = [label for label, held in tests.items() if not held]
     but = f" (not at {', '.join(failed)})" if failed else ""
     seen = f"at {len(tests) - len(failed)} of {len(tests)} places{but}"
