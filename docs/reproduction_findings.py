@@ -39,7 +39,8 @@ def stitched_dead(result: Result) -> str:
     dead = full.pop("70")
     return (
         f"A linear map behind layer 70 of ResNet-18 costs {dead:.0f} % of accuracy, elsewhere "
-        f"{max(full.values()):.0f} % at most. Most of its channels are dead (godfrey-fig10), so that there is little to carry over."
+        f"{max(full.values()):.0f} % at most. Most of its channels are dead "
+        "(godfrey-fig10), so that there is little to carry over."
     )
 
 
