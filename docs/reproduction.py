@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from intertwine.reproduce.claims import Line
+from intertwine.reproduce.claims import Claim, Line, claims
 from intertwine.reproduce.experiments import Result, find, names, read_result
 from intertwine.reproduce.plan import SCALES, Plan
 
@@ -36,6 +36,11 @@ MARKS = {
     "no value": "not measured",
     "no interval": "one pair: no interval",
 }
+#: What is said above results of scale `cpu`.
+SMALL = (
+    "What scale `cpu` gives, small networks on small images, is shown so that the way can be judged. It says nothing "
+    "about the printed numbers, which are not set beside it; whether a claim holds is told of these networks alone."
+)
 INTRODUCTION = """\
 # The five papers again
 
@@ -88,15 +93,17 @@ def _overview(plans: Mapping[str, Plan], found: Mapping[str, Result]) -> Iterato
     yield "| experiment | rows | scale | numbers that agree | claims that hold | device | time |"
     yield "|---|---|---|---|---|---|---|"
     for name, plan in plans.items():
-        yield f"| [{name}](#{name}) | {', '.join(plan.rows)} | {' | '.join(_glance(found.get(name)))} |"
+        yield f"| [{name}](#{name}) | {', '.join(plan.rows)} | {' | '.join(_glance(name, found.get(name)))} |"
 
 
-def _glance(result: Result | None) -> tuple[str, ...]:
+def _glance(name: str, result: Result | None) -> tuple[str, ...]:
     if result is None:
         return "not run", "", "", "", ""
-    lines, claims = result.lines(), result.claims()
+    if _only_small(result):
+        return "not run (`cpu`, below)", "", "", result.manifest["device"], _time(result.manifest["seconds"])
+    lines, said = result.lines(), _claimed(name, result)
     agree = _share([line.verdict == "agrees" for line in lines if line.verdict != "no interval"], "one pair", lines)
-    hold = _share([claim.holds for claim in claims if claim.holds is not None], "not told", claims)
+    hold = _share([claim.holds for claim in said if claim.holds is not None], "not told", said)
     return result.plan["scale"], agree, hold, result.manifest["device"], _time(result.manifest["seconds"])
 
 
@@ -117,20 +124,34 @@ def _section(name: str, plan: Plan, result: Result | None) -> Iterator[str]:
     yield ""
     yield f"{plan.title} ({', '.join(plan.rows)})."
     yield ""
-    if result is None:
+    if result is None or _only_small(result):
         cost = plan.cost.get("gpu") or plan.cost.get("paper") or "not known"
         yield (
             f"Not run: the GPU time at hand went to other experiments. At scale `gpu` it takes {cost}: "
             f"`intertwine reproduce {name} --scale gpu`"
         )
+    if result is None:
         return
+    if _only_small(result):
+        yield ""
+        yield SMALL
+        yield ""
     if (FIGURES / f"{name}.svg").is_file():
         yield f"![{plan.title}](images/reproduction/{name}.svg)"
         yield ""
     yield _how(result)
     yield ""
-    yield from _numbers(result, plan.notes)
-    yield from _claims(result)
+    if not _only_small(result):
+        yield from _numbers(result, plan.notes)
+    yield from _claims(_claimed(name, result))
+    if "remark" in plan.notes:
+        yield ""
+        yield f"- {plan.notes['remark']}"
+
+
+def _only_small(result: Result) -> bool:
+    """Whether there are results of small networks alone, which say nothing about the printed numbers."""
+    return result.plan["scale"] == "cpu"
 
 
 def _how(result: Result) -> str:
@@ -182,14 +203,18 @@ def _number(mean: float | None, spread: float | None) -> str:
     return f"{mean:.3g}" if spread is None else f"{mean:.3g} ± {spread:.2g}"
 
 
-def _claims(result: Result) -> Iterator[str]:
-    claims = result.claims()
-    if not claims:
+def _claimed(name: str, result: Result) -> list[Claim]:
+    """The claims of the plan as it is today: one that was added later is tested on the rows that were kept."""
+    return claims(find(name, result.plan["scale"]).to_dict(), result.numbers)
+
+
+def _claims(claimed: Sequence[Claim]) -> Iterator[str]:
+    if not claimed:
         return
     yield "| the paper says | holds here | seen |"
     yield "|---|---|---|"
     marks = {True: "yes", False: "**no**", None: "not told"}
-    for claim in claims:
+    for claim in claimed:
         yield f"| {claim.says} | {marks[claim.holds]} | {claim.seen} |"
 
 

@@ -200,7 +200,7 @@ def test_lines_leave_out_what_was_not_printed() -> None:
         ({"series": "x", "below": 3.5}, True, "at 2 of 2 places"),
         ({"series": "x", "above": 2}, False, "at 1 of 2 places (not at a)"),
         ({"series": "y", "above": "x"}, False, "at 1 of 2 places (not at b)"),
-        ({"series": "nothing", "above": "x"}, None, "no numbers to test it on"),
+        ({"series": "nothing", "above": "x"}, None, "no numbers to test it on: nothing has none there"),
     ],
 )
 def test_claims(claim: dict[str, Any], holds: bool | None, seen: str) -> None:

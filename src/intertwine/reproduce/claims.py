@@ -117,7 +117,7 @@ def claims(plan: Mapping[str, Any], numbers: Numbers) -> list[Claim]:
 def _claim(claim: Mapping[str, Any], numbers: Numbers) -> Claim:
     tests = dict(_tests(claim, numbers))
     if not tests:
-        return Claim(claim["says"], None, "no numbers to test it on")
+        return Claim(claim["says"], None, f"no numbers to test it on{_lacking(claim, numbers)}")
     failed = [label for label, held in tests.items() if not held]
     but = f" (not at {', '.join(failed)})" if failed else ""
     seen = f"at {len(tests) - len(failed)} of {len(tests)} places{but}"
@@ -128,12 +128,33 @@ def _tests(claim: Mapping[str, Any], numbers: Numbers) -> Iterator[tuple[str, bo
     bound = claim.get("below", claim.get("above"))
     if "rising" not in claim and ("series" not in claim or bound is None):
         raise InputError(f"The claim {claim['says']!r} says neither what rises nor what is below or above what.")
-    series = claim.get("rising") or [claim["series"], *([bound] if isinstance(bound, str) else [])]
+    series = _compared(claim)
     means = {name: {label: fmean(some) for label, some in numbers.get(name, {}).items() if some} for name in series}
     shared = [label for label in means[series[0]] if all(label in one for one in means.values())]
     for label in shared:
         if label in claim.get("labels", shared):
             yield label, _holds(claim, [means[name][label] for name in series], bound)
+
+
+def _compared(claim: Mapping[str, Any]) -> list[str]:
+    """The series that a claim is about."""
+    bound = claim.get("below", claim.get("above"))
+    return list(claim.get("rising") or [claim["series"], *([bound] if isinstance(bound, str) else [])])
+
+
+def _lacking(claim: Mapping[str, Any], numbers: Numbers) -> str:
+    """The series that have nothing where the claim looks.
+
+    >>> _lacking({"rising": ["a", "b"], "labels": ["3"]}, {"a": {"3": [1.0]}, "b": {"4": [1.0]}})
+    ': b has none there'
+    """
+
+    def there(name: str) -> bool:
+        found = numbers.get(name, {})
+        return any(found[label] for label in claim.get("labels", found) if label in found)
+
+    lacks = [name for name in _compared(claim) if not there(name)]
+    return f": {' and '.join(lacks)} {'has' if len(lacks) == 1 else 'have'} none there" if lacks else ""
 
 
 def _holds(claim: Mapping[str, Any], values: Sequence[float], bound: float | int | str | None) -> bool:

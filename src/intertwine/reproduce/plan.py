@@ -7,7 +7,7 @@ kind = "stitching"              # its own table is [stitching]
 [data] [networks] [pairs] [stitching]
 [printed] [spread]              # series → one number per label
 [[claims]]                      # what the paper says in words, see `intertwine.reproduce.claims`
-[notes]                         # series → one sentence, shown where ours differs
+[notes]                         # series → one sentence, shown where ours differs; "remark": shown always
 [gpu.pairs] [cpu.networks] …    # put over the tables, entry by entry, at that scale
 """
 

@@ -24,7 +24,7 @@ Plan = Mapping[str, Any]
 #: Where a number stands for all layers together.
 ALL = "all layers"
 #: From this share of zeros on, a map counts as sparse.
-SPARSE = 0.8
+SPARSE = (0.5, 0.8)
 
 
 def gathered(points: Iterable[tuple[str, str, list[float]]]) -> Numbers:
@@ -102,10 +102,11 @@ def sparsity(plan: Plan, rows: Sequence[Row]) -> Numbers:
 
 
 def _sparse(rows: Sequence[Row], what: str) -> Iterator[tuple[str, str, list[float]]]:
-    held = [row for row in rows if row["family"].startswith("sparse") and row["sparsity"] >= SPARSE]
     best = min if what in ("penalty", "best_penalty") else max
-    for (fit, label, _), some in by(held, lambda row: (row["fit"], row["label"], row["pair"])).items():
-        yield f"{FITS[fit]}, {SPARSE:.0%} zeros or more", label, [best(values(some, what))]
+    for least in SPARSE:
+        held = [row for row in rows if row["family"].startswith("sparse") and row["sparsity"] >= least]
+        for (fit, label, _), some in by(held, lambda row: (row["fit"], row["label"], row["pair"])).items():
+            yield f"{FITS[fit]}, {least:.0%} zeros or more", label, [best(values(some, what))]
 
 
 def groups(plan: Plan, rows: Sequence[Row]) -> Numbers:
