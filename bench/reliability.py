@@ -1,0 +1,158 @@
+"""Walking through intertwine as an attacker, and as bad luck: hostile files, full disks, killed processes, odd models.
+
+    python bench/reliability.py                      # everything, some minutes on two cores
+    python bench/reliability.py --only code,disk     # the trials whose names begin so
+    python bench/reliability.py --times 1000         # so often where chance is involved
+    python bench/reliability.py --page               # docs/reliability.md again from the results at hand
+
+Results are kept in bench/results/reliability.json as soon as a trial has ended, and docs/reliability.md is written
+from that file alone. The exit code is 1 where something did not go well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import reliability_checkpoints
+import reliability_files
+import reliability_luck
+import reliability_models
+import torch
+from machine import made_of, stamped
+from reliability_trial import Trial, tried
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results" / "reliability.json"
+PAGE = ROOT / "docs" / "reliability.md"
+#: What most trials import, before they are forked: one that gives up its rights may not read packages any more.
+LOADED = ("torch.export", "sympy", "rich.progress", "rich.live", "colorsys", "intertwine.commands.inspect")
+PREFACE = """\
+# Reliability
+
+What happens when somebody means harm, or when things go wrong. Everything below is done for real by
+`python bench/reliability.py`: files with code in them are opened, disks are filled, processes are killed. Each turn
+runs in a process of its own. The page is written from `bench/results/reliability.json`; no number is typed.
+
+*Refused* means: exit code 2 of the command, or an `IntertwineError`, with words that say what was found and what to
+do. Anything else that is not an answer that holds (a traceback, a crash, code that ran, a half-written file, a wrong
+result) counts as bad.
+"""
+
+
+def trials() -> Iterator[Trial]:
+    """All of them, in the order of the page."""
+    for module in (reliability_checkpoints, reliability_files, reliability_models, reliability_luck):
+        yield from module.trials()
+
+
+def begins(name: str, starts: Sequence[str]) -> bool:
+    """Whether a trial was asked for.
+
+    >>> begins("cut-zip", ["cut"]), begins("cut-zip", []), begins("cut-zip", ["flip"])
+    (True, True, False)
+    """
+    return not starts or any(name.startswith(start) for start in starts)
+
+
+def kept() -> dict[str, Any]:
+    """The results at hand."""
+    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rows": []}
+
+
+def keep(row: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Put the row of a trial where it belongs; rows of trials that are no more are left out."""
+    results = kept()
+    rows = {one["name"]: one for one in [*results["rows"], row]}
+    results = stamped(results | {"rows": [rows[name] for name in names if name in rows]}, "reliability")
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """docs/reliability.md.
+
+    >>> row = {"topic": "A", "what": "a pipe | a link", "times": 2, "happened": {"refused": 2}, "said": {}, "bad": 0}
+    >>> print(page({"rows": [row]}).splitlines()[-1])
+    | A | a pipe \\\\| a link | 2 | 2 refused | |
+    """
+    rows = results["rows"]
+    turns, bad = sum(row["times"] for row in rows), sum(row["bad"] for row in rows)
+    lines = [
+        PREFACE,
+        f"{len(rows)} things were tried, {turns:,} times in all; {bad or 'none'} of these went badly. "
+        f"({made_of(results, 'reliability', gpu=False)})",
+        "",
+        "| where | tried | times | what happened | for example |",
+        "|---|---|---|---|---|",
+        *map(_row, rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    happened = ", ".join(f"{count:,} {kind}" for kind, count in row["happened"].items())
+    mark = f"**{row['bad']} bad**: " if row["bad"] else ""
+    example = next(iter(row["said"].values()), "")
+    cells = (row["topic"], row["what"], f"{row['times']:,}", mark + happened, _quoted(example))
+    return f"| {' | '.join(_plain(cell) for cell in cells)} |".replace("|  |", "| |")
+
+
+def _quoted(said: str) -> str:
+    """A message as a whole sentence or two; longer ones are cut where a sentence ends."""
+    if len(said) <= 160:
+        return said
+    whole = said[:160].rpartition(". ")[0]
+    return f"{whole}. …" if len(whole) > 60 else f"{said[:157].rstrip()} …"
+
+
+def _plain(text: str) -> str:
+    return text.replace("\n", " ").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("\\*\\*", "**")
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    """What can be asked."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--only", metavar="NAME,…", default="", help="trials whose names begin so")
+    asked.add_argument("--times", metavar="N", type=int, help="turns of each trial where chance is involved")
+    asked.add_argument("--page", action="store_true", help="write docs/reliability.md and try nothing")
+    return asked
+
+
+def main() -> int:
+    """Try everything asked for, keep what happened, write the page."""
+    asked = parser().parse_args()
+    good = True
+    if not asked.page:
+        torch.set_num_threads(1)  # threads do not live on in a fork, which would wait for them for ever
+        for name in LOADED:
+            import_module(name)
+        every = list(trials())
+        starts = [start for start in asked.only.split(",") if start]
+        chosen = [trial for trial in every if begins(trial.name, starts)]
+        for number, trial in enumerate(chosen, 1):
+            start = time.monotonic()
+            row = tried(trial, asked.times)
+            keep(row, [one.name for one in every])
+            seconds = time.monotonic() - start
+            print(f"{number}/{len(chosen)} {trial.name}: {row['happened']} in {seconds:.0f} s", flush=True)
+            for example in row["examples"]:
+                print(f"   BAD {example}", flush=True)
+            good &= row["good"]
+    PAGE.write_text(page(kept()), encoding="utf-8")
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
