@@ -35,23 +35,8 @@ format: $(VENV)/.installed-dev  ## lay the code out and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-dev  ## measure everything: discovery time, fuzzed networks, coverage of real models (hours)
-	$(BIN)/python bench/discovery.py
-	$(BIN)/python bench/fuzz.py --cases 2000 --seed 0 --out bench/results/fuzz.json
-	$(BIN)/python bench/coverage.py --again
-	$(BIN)/python bench/canonical.py
-	$(BIN)/python bench/canonical.py --planted --again
-	$(BIN)/python bench/zoo.py cpu
-	$(BIN)/python bench/measure.py
-	$(BIN)/python bench/align.py planted
-	$(BIN)/python bench/stitch.py direct
-	$(BIN)/python bench/stitch.py moved
-	$(BIN)/python bench/fold.py speed
-	$(BIN)/python bench/inspection.py rotation
-	$(BIN)/python bench/inspection.py dissect
-	$(BIN)/python bench/align.py speed
-	$(BIN)/python bench/measure_validation.py --skip soft_matching
-	$(BIN)/python bench/study.py
+bench: $(VENV)/.installed-dev  ## measure everything this machine can (hours): make bench ONLY=fuzz,discovery PEERS=PYTHON
+	$(BIN)/python bench/all.py $(if $(ONLY),--only $(ONLY)) $(if $(PEERS),--peers $(PEERS))
 
 docs: $(VENV)/.installed-dev  ## write the generated pages again from the results at hand
 	$(BIN)/python bench/coverage.py --page
@@ -64,6 +49,7 @@ docs: $(VENV)/.installed-dev  ## write the generated pages again from the result
 	$(BIN)/python docs/inspection_figures.py
 	$(BIN)/intertwine reproduce --draw experiments/results/sorensen-table1.paper.json --plot docs/images/thesis-table1.svg
 	$(BIN)/python docs/results.py
+	$(BIN)/python docs/benchmarks.py
 	$(BIN)/intertwine inspect examples/residual.py:net --svg docs/images/wires.svg
 	$(BIN)/python examples/compare_checkpoints.py docs/images
 	$(BIN)/python examples/merge_models.py docs/images

@@ -25,6 +25,7 @@ import torch
 from align_planted import measure_planted
 from align_quality import METHODS, Setting, measure_pair, pairs_of, with_unit_lengths
 from align_speed import measure_speed
+from machine import stamped
 
 import intertwine as it
 from intertwine.checkpoint import fill, read_checkpoint
@@ -104,12 +105,12 @@ def device_name(options: argparse.Namespace) -> str:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def keep(results: Path, part: str, rows: list[dict[str, Any]], same: tuple[str, ...]) -> None:
-    """Put rows into the file, in place of those that agree in the named entries."""
+def keep(results: Path, part: str, rows: list[dict[str, Any]], same: tuple[str, ...], made: str = "") -> None:
+    """Put rows into the file, in place of those that agree in the named entries. `made`: the run, if not the part."""
     held = json.loads(results.read_text()) if results.exists() else {}
     new = [[row.get(key) for key in same] for row in rows]
     held[part] = [row for row in held.get(part, []) if [row.get(key) for key in same] not in new] + rows
-    write_json(results, held)
+    write_json(results, stamped(held, made or part))
 
 
 def page(results: dict[str, Any]) -> str:
@@ -249,7 +250,7 @@ def main() -> None:
     elif options.part in ("quality", "tiny10"):
         for row in (measure_quality if options.part == "quality" else measure_tiny10)(options):
             print(json.dumps(row), flush=True)
-            keep(options.results, "quality", [row], SAME)
+            keep(options.results, "quality", [row], SAME, _named(row))
     print(page(json.loads(options.results.read_text()) if options.results.exists() else {}))
 
 

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from machine import header
 from torch import Tensor, nn
 
 from intertwine.align.align import align
@@ -187,7 +188,7 @@ def _row(
         "task": task.name, "seeds": list(seeds), "stage": stage,
         "loss_barrier": found.loss_barrier, "error_barrier": found.error_barrier,
         "loss_of_ends": [found.loss[0], found.loss[-1]], "loss_in_the_middle": found.loss[plan.points // 2],
-        **more, "plan": asdict(plan), "torch": torch.__version__,
+        **more, "plan": asdict(plan), "torch": torch.__version__, "made": header(),
     }  # fmt: skip
     print(_line(row), flush=True)
     return row

@@ -26,6 +26,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from machine import stamped
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
 
@@ -210,7 +212,7 @@ def run_planted(workers: int, only: list[str], results: dict[str, Any], out: Pat
                 done[row["source"], row["name"]] = row
                 print(f"[{i}/{len(names)}] {summary(row)}", flush=True)
                 results["planted"] = sorted(done.values(), key=lambda r: (r["source"], r["name"]))
-                write(out, results)
+                write(out, stamped(results, "planted"))
 
 
 def summary(row: Mapping[str, Any]) -> str:
@@ -282,6 +284,7 @@ def main() -> None:
             results["tiny10"] = measure_tiny10(folder)
         else:
             print(f"no folder {folder}: set INTERTWINE_DATA to the folder that holds tiny10/ for the real checkpoints")
+        results = stamped(results, "quick")
         write(chosen.out, results)
     print(page(results))
 

@@ -23,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from machine import stamped
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -110,12 +112,14 @@ def run(
     Models are measured in processes of their own, a few in each, so that one that dies takes nothing with it.
     """
     start, done, lock = time.perf_counter(), 0, threading.Lock()
+    seen: set[str] = set()  # in this run; with --again there are older rows too
 
     def keep(source: str, name: str, row: dict[str, Any]) -> None:
         nonlocal done
         with lock:
+            seen.add(f"{source}/{name}")
             results[f"{source}/{name}"] = row
-            path.write_text(json.dumps(results, indent=1, ensure_ascii=False))
+            path.write_text(json.dumps(stamped({"models": results}, "coverage"), indent=1, ensure_ascii=False) + "\n")
             done += 1
             left = (time.perf_counter() - start) / done * (len(todo) - done)
             print(f"[{done}/{len(todo)}, about {left / 60:.0f} min left] {source}/{name}: {verdict(row)}", flush=True)
@@ -128,11 +132,13 @@ def run(
                 if line.startswith("{"):
                     row = json.loads(line)
                     keep(row["source"], row["name"], row)
-        missing = [t for t in tasks if "/".join(t) not in results]
+        missing = [t for t in tasks if "/".join(t) not in seen]
         if missing:
             source, name = missing[0]
             why = f"the measuring process ended with code {process.returncode} (−9: out of memory)"
-            keep(source, name, {"source": source, "name": name, "stopped": why})
+            older = results.get(f"{source}/{name}", {"source": source, "name": name, "stopped": why})
+            print(f"{source}/{name}: {why}" + ("" if "stopped" in older else "; its older row is kept"), flush=True)
+            keep(source, name, older)
             if missing[1:]:
                 work(missing[1:])
 
@@ -233,7 +239,7 @@ def main() -> int:
             print(json.dumps(measure(*task.split("/", 1)), ensure_ascii=False), flush=True)
         return 0
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results = json.loads(options.out.read_text())["models"] if options.out.exists() else {}
     if not options.page:
         from catalogue import entries
 

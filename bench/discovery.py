@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from machine import stamped
 
 
 def chain(calls: int) -> Any:
@@ -88,7 +89,7 @@ def main() -> int:
         ratios = (f"{r['discovery_s'] / r['floor_s']:.0f}", f"{each / first:.2f}")
         print(f"{r['name']:28} " + " ".join(f"{c!s:>12}" for c in (r["calls"], *numbers, *ratios)))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rows, indent=1))
+    options.out.write_text(json.dumps(stamped({"rows": rows}, "discovery"), indent=1) + "\n")
     return 0
 
 

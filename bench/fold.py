@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from fold_curves import BETAS, METHODS, SHARES, measure, opened, settings
 from fold_speed import measure_large, measure_printed
+from machine import stamped
 
 import intertwine as it
 from intertwine.files import write_json
@@ -112,7 +113,7 @@ def keep(results: Path, part: str, row: dict[str, Any]) -> None:
     """Put a row into the file, in place of one of the same thing."""
     held = read(results)
     held[part] = [old for old in held.get(part, []) if _key(part, old) != _key(part, row)] + [row]
-    write_json(results, held)
+    write_json(results, stamped(held, f"curves {_network(row)}" if part == "curves" else part))
 
 
 def page(results: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from machine import stamped
 
 LOW_COVERAGE = 0.2
 BAD = ("crashed", "silently wrong")
@@ -94,7 +95,7 @@ def main() -> int:
     _print(summary)
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        arguments.out.write_text(json.dumps(stamped(summary, "fuzz"), indent=2) + "\n", encoding="utf-8")
     return int(any(tally.outcomes[outcome] for outcome in BAD))
 
 

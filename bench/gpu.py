@@ -14,6 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from machine import stamped
+
+RESULTS = Path(__file__).parent / "results" / "gpu.json"
+
 
 def measure(name: str, device: str, size: int) -> dict[str, Any]:
     import torch
@@ -53,7 +57,7 @@ def main() -> int:
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument(
         "--models", default="resnet50,densenet121,convnext_tiny,vit_b_16,swin_t,vit_l_16,regnet_y_128gf,vit_h_14"
     )
@@ -74,8 +78,8 @@ def main() -> int:
             rows.append(row)
             print(row, flush=True)
             torch.cuda.empty_cache()
-    if options.out:
-        options.out.write_text(json.dumps({"torch": torch.__version__, "present": present, "rows": rows}, indent=1))
+    found = stamped({"torch": torch.__version__, "present": present, "rows": rows}, "gpu")
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import stamped
 from torch import Tensor, nn
 
 from intertwine.files import write_json
@@ -128,8 +129,8 @@ def main() -> None:
         new = [row | {"threads": chosen.threads, "torch": torch.__version__.split("+")[0]} for row in rows]
         same = {(row["what"], row["threads"]) for row in new}
         kept = [row for row in results.get(chosen.part, []) if (row["what"], row["threads"]) not in same]
-        write_json(chosen.results, results | {chosen.part: [*kept, *new]})
-        results[chosen.part] = [*kept, *new]
+        results = stamped(results | {chosen.part: [*kept, *new]}, chosen.part)
+        write_json(chosen.results, results)
     print(page(results))
 
 

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +30,9 @@ from intertwine.files import write_json
 from intertwine.zoo.group import initial
 from intertwine.zoo.networks import build
 from intertwine.zoo.networks.sites import relu_paths
+
+sys.path.insert(0, str(Path(__file__).parent))
+from machine import stamped
 
 RESULTS = Path(__file__).parent / "results" / "measure.json"
 PEER = """
@@ -188,7 +192,7 @@ def main() -> None:
     elif chosen.part == "layers":
         results["layers"] = layer_matrix(chosen.images, 250, chosen.peers)
     if chosen.part != "page":
-        write_json(chosen.results, results | about)
+        write_json(chosen.results, stamped(results | about, chosen.part))
     print(page([*results.get("rows", []), *results.get("layers", [])]))
 
 

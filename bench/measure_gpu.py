@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from torch import Tensor
 
 from intertwine.measure.kernels.max_gram import max_gram
 from intertwine.measure.relu_cka import relu_cka
+
+sys.path.insert(0, str(Path(__file__).parent))
+from machine import stamped
 
 RESULTS = Path(__file__).parent / "results" / "measure_gpu.json"
 SIZES = ((10_000, 64, 32), (10_000, 512, 8))  # samples, channels, side of the images
@@ -83,13 +87,13 @@ def _seconds(call: Callable[[], Any], times: int = 5) -> float:
     return first.elapsed_time(last) / times / 1e3
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def page(results: dict[str, Any]) -> str:
     """The table of the results."""
     lines = [
         "| layer | products | kernel | of the whole | done | whole measure | error of the value |",
         "|---|---|---|---|---|---|---|",
     ]
-    for r in rows:
+    for r in results["rows"]:
         layer = f"{r['channels']} × {r['side']} × {r['side']}, {r['samples']:,} samples"
         for precision in PRECISIONS:
             p = r[precision]
@@ -106,9 +110,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--results", type=Path, default=RESULTS)
     chosen = options.parse_args()
-    rows = [measure(*size) for size in SIZES]
-    chosen.results.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    print(page(rows))
+    results = stamped({"rows": [measure(*size) for size in SIZES]}, "gpu")
+    chosen.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(page(results))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import stamped
 
 import intertwine as it
 from intertwine.files import write_json
@@ -64,7 +65,7 @@ def main() -> None:
         found = score_measure(measure, on)
         rows.append(found.to_dict() | {"seconds": round(time.perf_counter() - start, 2)})
         print(json.dumps({"measure": measure.name, "seconds": rows[-1]["seconds"]}), flush=True)
-        write_json(chosen.results, {"rows": rows, **about})
+        write_json(chosen.results, stamped({"rows": rows, **about}, "validation"))
     print(table(rows))
 
 

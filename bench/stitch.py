@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import stamped
 from stitch_page import RESULTS, page
 from torch import nn
 
@@ -257,9 +258,10 @@ def _inputs(example: Any, samples: int) -> Any:
 def keep(results: Path, rows: list[dict[str, Any]]) -> None:
     """Put rows into the file, in place of those of the same thing."""
     same = ("part", "device", "architecture", "at", "family", "fit", "pair", "epochs", "skip")
-    held = json.loads(results.read_text())["rows"] if results.exists() else []
+    held = json.loads(results.read_text()) if results.exists() else {"rows": []}
     new = [[row.get(key) for key in same] for row in rows]
-    write_json(results, {"rows": [row for row in held if [row.get(key) for key in same] not in new] + rows})
+    held["rows"] = [row for row in held["rows"] if [row.get(key) for key in same] not in new] + rows
+    write_json(results, stamped(held, rows[0]["part"]))
 
 
 # -- command line -----------------------------------------------------------------------------------------------------

@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import sys
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from machine import header
 
 # torch, and all that brings it along, is imported inside functions: every worker process reads this file again, and the
 # time that takes would count as overhead.
@@ -78,22 +77,9 @@ def judged(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def about(load: float) -> dict[str, Any]:
-    """What made a part: command, time, machine and versions. `load`: processes that wanted to run before it began."""
-    from intertwine.study.working import versions
-
-    model = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
-    others = {name: version(name) for name in ("polars", "ray", "numpy")}
-    return {
-        "command": " ".join(["python bench/study.py", *sys.argv[1:]]),
-        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"processor": model[0] if model else platform.machine(), "cores": os.cpu_count(), "load": load},
-        "versions": versions() | others,
-    }  # fmt: skip
-
-
-def _cpuinfo() -> list[str]:
-    file = Path("/proc/cpuinfo")
-    return file.read_text().splitlines() if file.exists() else []
+    """What made a part, with the versions of what studies stand on. `load`: how busy the machine was before it."""
+    made = header(load)
+    return made | {"version": made["version"] | {name: version(name) for name in ("polars", "ray", "numpy")}}
 
 
 def kept(results: Path, part: str, found: list[dict[str, Any]], made: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +128,7 @@ def _machines(made: Mapping[str, Any]) -> Iterator[str]:
     """One sentence for all parts that were measured on the same machine with the same versions."""
     parts: dict[str, list[str]] = {}
     for part, how in made.items():
-        machine, of = how["machine"], how["versions"]
+        machine, of = how["machine"], how["version"]
         sentence = (
             f"{machine['processor']}, {machine['cores']} cores; Python {of['python']}, torch {of['torch']}, "
             f"polars {of['polars']}, Ray {of['ray']}"

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from machine import stamped
 from zoo_cpu import measure_cpu
 from zoo_gpu import measure_kernels, measure_speed
 
@@ -126,6 +127,11 @@ def _keep(results: dict[str, Any], part: str, row: dict[str, Any], keys: tuple[s
     results[part] = [*others, row]
 
 
+def _made(chosen: argparse.Namespace) -> str:
+    """The name of a run among the headers of the file."""
+    return " ".join(["accuracy", chosen.name, *chosen.option]) if chosen.part == "accuracy" else chosen.part
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("part", choices=("cpu", "kernels", "speed", "accuracy", "page"))
@@ -153,6 +159,7 @@ def main() -> None:
         case "accuracy":
             _keep(results, "accuracy", measure_accuracy(chosen), ("architecture", "options", "recipe"))
     if chosen.part != "page":
+        results = stamped(results, _made(chosen))
         write_json(chosen.results, results)
     print(page(results))
 

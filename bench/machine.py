@@ -1,0 +1,116 @@
+"""The header that every benchmark writes beside what it measured: machine, date, command, version.
+
+A file of results holds it under "made", once for each part of the benchmark that has its own run:
+
+    results = stamped(results, "layers")          # results["made"]["layers"] = {"machine": …, "date": …, …}
+
+docs/benchmarks.py reads it back with `made_of`. Nothing heavy is imported until it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+#: How many processes wanted to run when this one began; times taken on a busy machine are not worth much.
+LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def header(load: float | None = None) -> dict[str, Any]:
+    """Who measured this, when, by which command, with what. `load`: as it was before, where it is known better."""
+    from intertwine.study.working import versions
+
+    machine = {"processor": _processor(), "cores": os.cpu_count(), "gpu": _gpu()}
+    return {
+        "machine": machine | {"load": round(LOAD if load is None else load, 2)},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command(sys.argv),
+        "version": versions(),
+    }
+
+
+def stamped(results: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """Results with the header of a part that has just been measured.
+
+    >>> sorted(stamped({"rows": []}, "speed")["made"]["speed"])
+    ['command', 'date', 'machine', 'version']
+    """
+    return {**results, "made": results.get("made", {}) | {part: header()}}
+
+
+def command(words: Iterable[str]) -> str:
+    """The line that was typed, without the folders of this machine.
+
+    >>> command(["/anywhere/bench/measure.py", "layers", "--peers", "/home/me/peers/bin/python"])
+    'python bench/measure.py layers --peers .../python'
+    """
+    script, *rest = words
+    return shlex.join(["python", f"bench/{Path(script).name}", *map(_without_folders, rest)])
+
+
+def _without_folders(word: str) -> str:
+    path = Path(word)
+    if not path.is_absolute():
+        return word
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else f".../{path.name}"
+
+
+def _processor() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+# -- reading it back ---------------------------------------------------------------------------------------------------
+
+
+def made_of(results: Any, part: str, gpu: bool) -> str:
+    """In words: on what and when a part was measured. Older results have no header, but name devices in their rows.
+
+    >>> made_of({"speed": [{"device": "NVIDIA H200"}]}, "speed", gpu=True)
+    'NVIDIA H200; date not recorded'
+    >>> made_of({}, "speed", gpu=False)
+    'machine and date not recorded'
+    """
+    headers = _headers(results, part)
+    if headers:
+        return _in_words(headers[-1])
+    devices = sorted({d for d in _devices(results, part) if ("CPU" in d) != gpu})
+    return f"{', '.join(devices)}; date not recorded" if devices else "machine and date not recorded"
+
+
+def _headers(results: Any, part: str) -> list[dict[str, Any]]:
+    if isinstance(results, list):  # a file that is a list has the header in its rows
+        return [row["made"] for row in results if "made" in row]
+    return [results["made"][part]] if part in results.get("made", {}) else []
+
+
+def _in_words(made: Mapping[str, Any]) -> str:
+    machine, of = made["machine"], made["version"]
+    where = ", ".join(filter(None, (machine.get("gpu"), machine["processor"], f"{machine['cores']} cores")))
+    at = f"{of['version']} ({of['git']})" if of.get("git") else of["version"]
+    return f"{where}, load {machine['load']:.1f}; {made['date'][:10]}; intertwine {at}, torch {of['torch']}"
+
+
+def _devices(results: Mapping[str, Any], part: str) -> Iterator[str]:
+    """Every device that the rows of a part name. "cuda" is no name."""
+    first = part.replace(",", "").split()[0]
+    for section, rows in results.items() if isinstance(results, dict) else ():
+        for row in rows if isinstance(rows, list) else ():
+            of = {section, row.get("architecture"), row.get("part", "rows")}
+            if (first in of or {section, row.get("part", "rows")} == {"rows"}) and " " in row.get("device", ""):
+                yield row["device"]
