@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 from figures import IMAGES, STEADY
 
 import intertwine as it
+from intertwine.align.correlations import matched_correlations
 
 WIDTHS = (64, 64, 64, 10)
 
@@ -30,7 +31,7 @@ def draw(folder: Path) -> None:
         moved = it.align(a, b, x).model
     with mpl.rc_context(STEADY):
         _summary(a, b, moved, test, folder / "alignment.svg")
-        before, after = (it.matched_correlations(a, m, test, x) for m in (b, moved))
+        before, after = (matched_correlations(a, m, test, x) for m in (b, moved))
         figure = after.plot(before)
         figure.savefig(folder / "matching.svg", format="svg", metadata={"Date": None})
 

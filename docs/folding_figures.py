@@ -25,6 +25,10 @@ from figures import IMAGES, STEADY
 import intertwine as it
 from intertwine.fold.curves import complexity_curves
 from intertwine.fold.folded import Fold
+from intertwine.fold.heatmaps import distance_maps
+from intertwine.fold.kmeans import fold_kmeans
+from intertwine.fold.pruning import prune
+from intertwine.fold.swaps import swap_barrier
 
 HIDDEN = 5
 WIDTHS, DECAYS = (64, 128, 256), (5e-4, 5e-3, 1e-2)
@@ -72,10 +76,10 @@ def draw(folder: Path, data: Any, epochs: int = 10) -> None:
         save(folder, "accuracy", accuracies(models, test, x))
         sizes = {f"width {width}": it.complexity(models[width, SHOWN[1]], x, beta=BETA) for width in WIDTHS}
         save(folder, "complexity", complexity_curves(sizes))
-        before = it.distance_maps(models[SHOWN], x)
+        before = distance_maps(models[SHOWN], x)
         folded = it.fold(models[SHOWN], x, beta=BETA)
         save(folder, "heatmaps", before.plot(before.merged(folded.groups)))
-        save(folder, "swaps", it.swap_barrier(folded, test, points=11).plot())
+        save(folder, "swaps", swap_barrier(folded, test, points=11).plot())
 
 
 def methods(models: Mapping[str, torch.nn.Module], data: Any, x: torch.Tensor) -> Any:
@@ -87,9 +91,9 @@ def methods(models: Mapping[str, torch.nn.Module], data: Any, x: torch.Tensor) -
         'fold_to, how="merge"': ("#63b3ed", "o-", partial(it.fold_to, how="merge"), "parameters", SHARES),
         "fold": ("#2f855a", "s-", it.fold, "beta", BETAS),
         'fold, maximum="fixed"': ("#b7791f", "s-", partial(it.fold, maximum="fixed"), "beta", OF_LARGEST),
-        "fold_kmeans": ("#9ae6b4", "s-", it.fold_kmeans, "widths", SHARES),
-        "prune, L1": ("#c2410c", "^--", it.prune, "widths", SHARES),
-        "prune, random": ("#a0aec0", "^--", partial(it.prune, score="random"), "widths", SHARES),
+        "fold_kmeans": ("#9ae6b4", "s-", fold_kmeans, "widths", SHARES),
+        "prune, L1": ("#c2410c", "^--", prune, "widths", SHARES),
+        "prune, random": ("#a0aec0", "^--", partial(prune, score="random"), "widths", SHARES),
     }
     figure, panels = plt.subplots(1, len(models), figsize=(9.6, 4.4), sharey=True)
     for axes, (title, model) in zip(panels, models.items(), strict=True):

@@ -29,6 +29,9 @@ from intertwine.features.pictures import new_figure
 from intertwine.inspect.dissection import Dissection
 from intertwine.inspect.grids import draw_images, scaled_image, scaled_map
 from intertwine.inspect.rotation import haar, planes
+from intertwine.inspect.rotation_penalty import rotation_penalty
+from intertwine.inspect.rotation_scan import rotation_scan
+from intertwine.inspect.top_images import top_images
 from intertwine.inspect.unit_pictures import draw_units
 from intertwine.reproduce.experiments import read_result
 from intertwine.reproduce.kinds.dissection.fractions import WITH, WITHOUT
@@ -140,7 +143,7 @@ def guided(model: nn.Module, pictures: ConceptImages, folder: Path) -> None:
     groups = _merged(model, x[:1])
     group = max(groups, key=len)
     unit = group[0]
-    best = it.top_images(model, INSIDE, x, unit, count=8).indices[0]
+    best = top_images(model, INSIDE, x, unit, count=8).indices[0]
     width = sum(len(one) for one in groups)
     others = [i for i in range(width) if i not in group]
     others = others[:: max(1, len(others) // len(group))][: len(group)]  # spread over all
@@ -184,7 +187,7 @@ def penalty(folder: Path) -> None:
     """What transforms of the layers of a small network cost once the layers behind are trained again."""
     data = it.zoo.data("digits")
     train, test = (list(data.batches(split, 100)) for split in ("train", "test"))
-    found = it.rotation_penalty(digits_network(train), ["0", "3"], train, test, seeds=range(10), epochs=30, rate=1e-2)
+    found = rotation_penalty(digits_network(train), ["0", "3"], train, test, seeds=range(10), epochs=30, rate=1e-2)
     print(found)
     save(found.plot(), folder, "penalty")
 
@@ -205,7 +208,7 @@ def draw(folder: Path, zoo: Path) -> None:
     with mpl.rc_context(STEADY):
         rotation(folder)
         trend(read_rows(), folder)
-        own, turned = it.rotation_scan(model, "layer3", x, seen.concepts, [0, 1]).dissections.values()
+        own, turned = rotation_scan(model, "layer3", x, seen.concepts, [0, 1]).dissections.values()
         against_chance({"own basis": own, "rotated, α = 1": turned}, folder)
         best = [unit.unit for unit in own.interpretable]
         save(draw_units(model, x, own, units=best[:: max(1, len(best) // 5)][:5]), folder, "units")

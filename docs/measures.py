@@ -25,7 +25,7 @@ SHORT = {
     "permutation": "P", "positive scales": "D₊", "signs": "±", "orthogonal": "O", "invertible": "GL",
     "isotropic scale": "s", "translation": "t",
 }  # fmt: skip
-#: Measure → floating-point operations for n samples of d features (d ≤ n), and memory.
+#: Measure → floating-point operations for n samples of d features (d ≤ n), and memory; for others only what is held.
 COSTS = {
     "linear_cka": "6nd², one pass, d²", "linear_cka_biased": "6nd², one pass, d²", "rv": "6nd², one pass, d²",
     "kernel_alignment": "6nd², one pass, d²",
@@ -57,7 +57,8 @@ def table() -> str:
     for m in it.measures():
         low, high = ("∞" if abs(bound) == inf else f"{bound:.3g}" for bound in m.range)
         kept = " ".join(SHORT[change] for change in CHANGES if change in m.invariances)
-        cells = (f"`{m.name}`", m.kind, f"[{low}, {high}]", kept, COSTS[m.name], PEERS.get(m.name, ""), m.reference)
+        cost = COSTS.get(m.name, f"holds {m.memory}")
+        cells = (f"`{m.name}`", m.kind, f"[{low}, {high}]", kept, cost, PEERS.get(m.name, ""), m.reference)
         lines.append(f"| {' | '.join(cells)} |")
     legend = ", ".join(f"{short} {change}" for change, short in SHORT.items())
     return "\n".join([*lines, "", f"{legend}; of the second representation."])

@@ -17,6 +17,7 @@ import torch
 from digit_classifier import accuracy, digits, example_inputs, out_folder, restore, train_checkpoints
 
 import intertwine as it
+from intertwine.align.correlations import matched_correlations
 
 files = train_checkpoints(Path(tempfile.mkdtemp()), count=2)
 a, b = (restore(file) for file in files)
@@ -78,6 +79,6 @@ with torch.no_grad():
     kept = max(float((aligned.model(images) - b(images)).abs().max()) for images, _ in test)
 print(aligned)
 print(f"largest change of an output of b: {kept:.1e}")
-before, after = (it.matched_correlations(a, model, test, x) for model in (b, aligned.model))
+before, after = (matched_correlations(a, model, test, x) for model in (b, aligned.model))
 print(before)
 print(after)

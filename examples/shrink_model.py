@@ -16,6 +16,7 @@ from digit_classifier import accuracy, digits, example_inputs, network, out_fold
 from matplotlib.figure import Figure
 
 import intertwine as it
+from intertwine.fold.pruning import prune
 from intertwine.models.folded import load_folded, save_folded
 
 (file,) = train_checkpoints(Path(tempfile.mkdtemp()), count=1)
@@ -40,7 +41,7 @@ print(f"right answers with a quarter of the parameters: {folded:.1%}")
 # Pruning the units with the smallest weights to about the same size is the usual thing to try first:
 
 # %%
-pruned = it.prune(model, x, widths=0.43)
+pruned = prune(model, x, widths=0.43)
 cut = accuracy(pruned.model, test)
 print(f"pruned to {pruned.parameters.share:.0%} of the parameters: {cut:.1%}")
 

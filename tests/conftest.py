@@ -1,7 +1,7 @@
-"""The browser in which reports are tested: Debian's chromium, driven by playwright.
+"""One thread per worker for NumPy and SciPy, and the browser in which reports are tested.
 
-A machine without it skips those tests, and the summary of the run says so in one line. With INTERTWINE_NEED_BROWSER=1,
-as in .ci/run, they fail instead.
+The browser is Debian's chromium, driven by playwright. A machine without it skips those tests, and the summary of the
+run says so in one line. With INTERTWINE_NEED_BROWSER=1, as in .ci/run, they fail instead.
 """
 
 import os
@@ -14,6 +14,21 @@ import pytest
 
 NEED = "INTERTWINE_NEED_BROWSER"
 SKIPPED = "browser tests skipped: "
+
+
+def pytest_configure() -> None:
+    """NumPy's and SciPy's BLAS start as many threads as there are cores, in each worker: they wait for each other.
+
+    torch is held to one thread in ../conftest.py. BLAS reads the variable when it is loaded, which has happened by now,
+    so the variable is for the processes that tests start, and threadpoolctl for this one.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    import scipy.linalg  # noqa: F401 - only a library that is loaded can be held
+    from threadpoolctl import threadpool_limits
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    threadpool_limits(1, user_api="blas")
 
 
 def missing() -> str | None:

@@ -15,6 +15,7 @@ from fuzz_networks import Block, Network, build
 from torch import Tensor, nn
 
 import intertwine as it
+from intertwine.errors import RuleError
 
 TOLERANCE = 1e-9
 OWN_TOLERANCE = 1e-8
@@ -43,7 +44,7 @@ def check(network: Network, control: bool = False) -> Verdict:
     model, x = build(network)
     try:
         return check_module(model, x, network.seed, control, network.continuous)
-    except it.RuleError as error:
+    except RuleError as error:
         return Verdict("crashed", f"RuleError: {error}")
     except it.IntertwineError as error:
         return Verdict("refused", f"{type(error).__name__}: {error}")

@@ -196,7 +196,7 @@ def test_it_is_quick(fn: Callable[..., object]) -> None:
     it.activation_group(fn)
     times = []
     for _ in range(7):
-        start = time.perf_counter()
+        start = time.process_time()
         it.activation_group(fn)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.02  # a few milliseconds with every call checked against its annotations

@@ -16,6 +16,7 @@ from intertwine.align.align import align
 from intertwine.align.many import CommonFrame, align_many
 from intertwine.align.mean import entrywise_mean, mean_network
 from intertwine.align.starts import permutations_of
+from intertwine.errors import MismatchError
 from intertwine.symmetry.element import Element
 
 METHODS = ("weights", "scale-aware")
@@ -165,7 +166,7 @@ def test_what_is_refused() -> None:
         align_many(models, IMAGE, method="weight")
     with pytest.raises(it.InputError, match="a generator can be read once"):
         align_many(models, IMAGE, data=iter([]))
-    with pytest.raises(it.MismatchError, match="different architectures"):
+    with pytest.raises(MismatchError, match="different architectures"):
         align_many([models[0], perceptrons(64, 32, 32, 10)[0]], IMAGE)
     with pytest.raises(it.InputError, match="There is no network 4; 4 were aligned, counted from 0 to 3"):
         framed().between(0, 4)
@@ -180,7 +181,7 @@ def test_the_mean_of_states() -> None:
     assert torch.equal(mean["mask"], states[0]["mask"])
     with pytest.raises(it.InputError, match="nothing to average"):
         entrywise_mean([])
-    with pytest.raises(it.MismatchError, match=r"'w' has shape \(5,\) in the first and has shape \(2,\) in another"):
+    with pytest.raises(MismatchError, match=r"'w' has shape \(5,\) in the first and has shape \(2,\) in another"):
         entrywise_mean([{"w": torch.zeros(5)}, {"w": torch.zeros(2)}])
 
 

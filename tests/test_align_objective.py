@@ -15,7 +15,7 @@ from intertwine.align.align import SOLVERS, align
 from intertwine.align.alignment import Alignment
 from intertwine.align.scales import Terms, best_log_scale
 from intertwine.align.starts import permutations_of
-from intertwine.errors import InputError
+from intertwine.errors import InputError, MismatchError
 
 METHODS = ("weights", "scale-aware")
 
@@ -224,7 +224,7 @@ def test_what_it_prints_and_stores() -> None:
 
 def test_unlike_networks_are_refused() -> None:
     x = torch.zeros(1, 3)
-    with pytest.raises(it.MismatchError, match=r"'a.weight' has shape \(5, 3\) in the first and has shape \(6, 3\)"):
+    with pytest.raises(MismatchError, match=r"'a.weight' has shape \(5, 3\) in the first and has shape \(6, 3\)"):
         align(mlp(torch.tanh), mlp(torch.tanh, (3, 6, 4, 2)), x)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import intertwine as it
 from intertwine.align.align import align
 from intertwine.align.widths import align_widths
+from intertwine.errors import MismatchError
 
 
 def spread_out(small: Net, big: Net, wires: dict[str, tuple[int, ...]], seed: int = 0) -> Net:
@@ -156,11 +157,9 @@ def test_trained_networks_into_other_widths() -> None:
 def test_what_is_refused() -> None:
     a = mlp(torch.tanh)
     x = torch.zeros(1, 3)
-    with pytest.raises(
-        it.MismatchError, match=r"'c.weight' has shape \(2, 4\) in the first network and \(3, 4\) in the"
-    ):
+    with pytest.raises(MismatchError, match=r"'c.weight' has shape \(2, 4\) in the first network and \(3, 4\) in the"):
         align_widths(a, mlp(torch.tanh, (3, 5, 4, 3)), x)
-    with pytest.raises(it.MismatchError, match="differ in more than their widths"):
+    with pytest.raises(MismatchError, match="differ in more than their widths"):
         align_widths(a, mlp(torch.nn.functional.gelu), x)
     model, inputs = made("attention")
     with pytest.raises(it.InputError, match="lies inside another one, so its units cannot be mixed"):

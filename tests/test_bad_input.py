@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import intertwine as it
+from intertwine.errors import CaptureError, MismatchError
 
 
 def rows(width: int = 3) -> Tensor:
@@ -229,7 +230,7 @@ class Converting(Two):
 def test_forward_that_decides_by_its_data(kind: type[Two], text: str) -> None:
     net = kind()
     where = f"test_bad_input.py:{line_of(kind.forward, text)}"
-    with untouched(net), pytest.raises(it.CaptureError, match=f"decides by the values of its data at {where}"):
+    with untouched(net), pytest.raises(CaptureError, match=f"decides by the values of its data at {where}"):
         it.symmetry(net, rows())
 
 
@@ -238,7 +239,7 @@ def test_forward_that_leaves_torch() -> None:
         return m.b(torch.from_numpy(m.a(x).detach().numpy()))
 
     net = Net(forward, a=nn.Linear(3, 5), b=nn.Linear(5, 2))
-    with untouched(net), pytest.raises(it.CaptureError, match=r"torch\.export stopped at test_bad_input\.py"):
+    with untouched(net), pytest.raises(CaptureError, match=r"torch\.export stopped at test_bad_input\.py"):
         it.symmetry(net, rows())
 
 
@@ -276,9 +277,9 @@ def test_element_of_another_architecture() -> None:
     net, other = mlp(5), mlp(7)
     sym, g = it.symmetry(net, rows()), it.symmetry(other, rows()).random()
     for use in (lambda: sym.act(g, net), lambda: sym.act_on_features(g, "a", rows(5)), lambda: sym.act_on_state(g, {})):
-        with untouched(net), pytest.raises(it.MismatchError, match="symmetry of another architecture"):
+        with untouched(net), pytest.raises(MismatchError, match="symmetry of another architecture"):
             use()
-    with pytest.raises(it.MismatchError, match="different symmetries"):
+    with pytest.raises(MismatchError, match="different symmetries"):
         sym.random() @ g
 
 
@@ -292,14 +293,14 @@ def test_model_of_another_shape() -> None:
     sym, other = it.symmetry(mlp(5), rows()), mlp(7)
     message = r"'a\.weight' has shape \(5, 3\); in the given model it has shape \(7, 3\)"
     for use in (lambda: sym.act(sym.random(), other), lambda: sym.coverage(other), lambda: sym.certify(other, rows())):
-        with untouched(other), pytest.raises(it.MismatchError, match=message):
+        with untouched(other), pytest.raises(MismatchError, match=message):
             use()
 
 
 def test_model_with_other_names() -> None:
     sym = it.symmetry(mlp(5), rows())
     other = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-    with untouched(other), pytest.raises(it.MismatchError, match=r"'a\.weight'.*it does not exist"):
+    with untouched(other), pytest.raises(MismatchError, match=r"'a\.weight'.*it does not exist"):
         sym.act(sym.random(), other)
 
 
@@ -307,7 +308,7 @@ def test_optimizer_of_another_model() -> None:
     net, other = mlp(), mlp()
     sym = it.symmetry(net, rows())
     optimizer = torch.optim.Adam(other.parameters())
-    with untouched(net), pytest.raises(it.MismatchError, match="parameters that are not the model's"):
+    with untouched(net), pytest.raises(MismatchError, match="parameters that are not the model's"):
         sym.act_on_optimizer(sym.random(), optimizer, net)
 
 
@@ -350,5 +351,5 @@ def test_function_transform_inside_a_forward() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.vmap(torch.relu)(self.a(x))
 
-    with pytest.raises(it.CaptureError, match=r"no plain tensor op \(a function transform such as torch.vmap"):
+    with pytest.raises(CaptureError, match=r"no plain tensor op \(a function transform such as torch.vmap"):
         it.symmetry(Mapped(), torch.randn(2, 3))

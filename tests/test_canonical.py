@@ -16,6 +16,7 @@ from test_check_group import CASES, attention, grouped, recurrent, rows, tokens
 from torch import Tensor, nn
 
 import intertwine as it
+from intertwine.errors import MismatchError
 from intertwine.symmetry.symmetry import Symmetry
 
 
@@ -272,9 +273,9 @@ def test_a_wide_layer_of_equal_units_is_quick() -> None:
         for p in net.parameters():
             p.fill_(0.01)
     sym = it.symmetry(net, torch.zeros(1, 8))
-    start = time.perf_counter()
+    start = time.process_time()
     assert it.canonicalize(net, symmetry=sym).unique
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_units_that_nothing_tells_apart_are_doubted() -> None:
@@ -372,7 +373,7 @@ def test_a_symmetry_with_matrices() -> None:
 
 def test_a_symmetry_of_another_architecture() -> None:
     net, x = small()
-    with pytest.raises(it.MismatchError, match=r"in the given model it has shape \(6, 3\)"):
+    with pytest.raises(MismatchError, match=r"in the given model it has shape \(6, 3\)"):
         it.canonicalize(mlp(F.gelu, (3, 6, 2)), symmetry=it.symmetry(net, x))
 
 

@@ -13,6 +13,7 @@ from networks import Net, parameter
 from torch import Tensor, nn
 
 import intertwine as it
+from intertwine.errors import MismatchError
 from intertwine.graph import registry
 from intertwine.graph.tape import Tape, Value
 from intertwine.symmetry.element import Element, Move
@@ -583,5 +584,5 @@ def test_a_wrong_rule_of_ones_own(rules: None) -> None:
 def test_a_model_of_another_architecture() -> None:
     _, sym, inputs = found("signs")
     other = Net(lambda m, x: m.b(torch.tanh(m.a(x))), a=nn.Linear(3, 6), b=nn.Linear(6, 2))
-    with pytest.raises(it.MismatchError, match=r"Call intertwine.symmetry on this model"):
+    with pytest.raises(MismatchError, match=r"Call intertwine.symmetry on this model"):
         check_group(sym, other, *inputs)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 import intertwine as it
 from intertwine.cli import main
 from intertwine.errors import InputError, MismatchError
+from intertwine.fold.activations import fold_activations
+from intertwine.fold.kmeans import fold_kmeans
 from intertwine.fold.options import PAPER_CODE, PRINTED
 from intertwine.models.folded import load_folded
 
@@ -300,7 +302,7 @@ def test_in_clusters_and_by_activations(run: Run, learnt: Path) -> None:
     code, said, _ = run(f"{learnt}:0", "--method", "kmeans", "--widths", "0.5", "--input", "1x1x8x8", "--json")
     assert code == 0
     found = json.loads(said)
-    assert found["groups"] == it.fold_kmeans(model, x, widths=0.5).to_dict()["groups"]
+    assert found["groups"] == fold_kmeans(model, x, widths=0.5).to_dict()["groups"]
     assert found["options"] == {"method": "kmeans", "widths": 0.5}
     names = list(found["widths"])
     words = ("--method", "activations", "--data", "digits", "--samples", "200", "--batch", "200", "--json")
@@ -310,7 +312,7 @@ def test_in_clusters_and_by_activations(run: Run, learnt: Path) -> None:
     data = it.zoo.load(learnt).dataset()
     chosen = torch.arange(200) * len(data.labels) // 200
     batches = [(data.inputs(data.images[chosen]), data.labels[chosen])]
-    expected = it.fold_activations(model, batches, widths={names[0]: 20, names[1]: 30})
+    expected = fold_activations(model, batches, widths={names[0]: 20, names[1]: 30})
     assert found["groups"] == expected.to_dict()["groups"]
     assert [change["after"] for change in found["widths"].values()] == [20, 30]
     assert found["flops"]["before"] == 2 * (64 * 48 + 48 * 32 + 32 * 10)  # of one image

@@ -19,6 +19,7 @@ from intertwine.connect.averaging import average
 from intertwine.connect.merging import merge
 from intertwine.connect.statistics import reset_statistics
 from intertwine.connect.task_vectors import add, task_vector, transport
+from intertwine.errors import MismatchError
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
@@ -183,7 +184,7 @@ def test_what_is_refused() -> None:
         merge(models, IMAGE, t=0.5)
     with pytest.raises(it.InputError, match=r"but weights= were given too"):
         merge(two, IMAGE, t=0.5, weights=(0.5, 0.5))
-    with pytest.raises(it.MismatchError, match="The two networks differ"):
+    with pytest.raises(MismatchError, match="The two networks differ"):
         merge([two[0], perceptrons(64, 32, 32, 10)[0]], IMAGE)
 
 
@@ -283,15 +284,11 @@ def test_task_vectors_that_do_not_fit() -> None:
     sym = symmetry_of("MLP with ReLU")
     with pytest.raises(it.InputError, match="An element alone does not say where it acts"):
         transport({}, sym.identity())
-    with pytest.raises(
-        it.MismatchError, match=r"'a.bias' has shape \(4,\), but the symmetry knows it with shape \(5,\)"
-    ):
+    with pytest.raises(MismatchError, match=r"'a.bias' has shape \(4,\), but the symmetry knows it with shape \(5,\)"):
         transport({"a.bias": torch.zeros(4)}, sym.identity(), sym)
-    with pytest.raises(it.MismatchError, match="changes 'z', which the network does not have"):
+    with pytest.raises(MismatchError, match="changes 'z', which the network does not have"):
         add(a, {"z": torch.zeros(4)})
-    with pytest.raises(
-        it.MismatchError, match=r"'a.weight' has shape \(5, 3\) in the tuned one and has shape \(6, 3\)"
-    ):
+    with pytest.raises(MismatchError, match=r"'a.weight' has shape \(5, 3\) in the tuned one and has shape \(6, 3\)"):
         task_vector(a, mlp(torch.relu, (3, 6, 4, 2)))
     block = Net(
         lambda m, x: m.out(m.norm(m.stem(x))),

@@ -15,6 +15,7 @@ from intertwine.align.align import align
 from intertwine.connect.repair import repair
 from intertwine.connect.scale_correction import correct_scales, norms_after_layers
 from intertwine.connect.statistics import reset_statistics
+from intertwine.errors import MismatchError
 
 
 def white(samples: int, features: int) -> Tensor:
@@ -128,7 +129,7 @@ def test_batch_norm_needs_the_graph() -> None:
     model = residual(nn.BatchNorm2d)
     with pytest.raises(it.InputError, match="Pass example inputs behind the models, or symmetry="):
         correct_scales([model, model])
-    with pytest.raises(it.MismatchError, match="The two networks differ"):
+    with pytest.raises(MismatchError, match="The two networks differ"):
         correct_scales([nn.Linear(3, 2), nn.Linear(3, 3)])
 
 

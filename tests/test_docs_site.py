@@ -99,11 +99,12 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     names = part("public_names")
     asked = [re.findall(r"^<!-- fill reference: (\w+) -->$", page.read_text("utf-8"), re.M) for page in PAGES]
     rooms = [room for found in asked for room in found]
-    assert sorted(rooms) == sorted(names.rooms())
+    assert sorted(rooms) == sorted({*names.rooms(), *(home.partition(".")[0] for home in names.FURTHER)})
     written = "\n".join(names.reference(room) for room in rooms)
     for name in intertwine._HOMES:
         assert len(re.findall(rf"^\.\. auto\w+:: intertwine::{name}$", written, re.M)) == 1, name
-    for name in ("zoo::train", "study::run", "report::write", "testing::check_measure", "align.alignment::Alignment"):
+    shown = ["zoo::train", "study::run", "report::write", "testing::check_measure", "align.alignment::Alignment"]
+    for name in [*shown, *(f"{home}::{name}" for home, found in names.FURTHER.items() for name in found)]:
         assert f":: intertwine.{name}\n" in written, name
     every = re.findall(r"^\.\. auto\w+:: (\S+)$", written, re.M)
     assert len(every) == len(set(every))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import intertwine as it
 from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.matching import match
+from intertwine.errors import MismatchError
 from intertwine.symmetry.symmetry import Symmetry
 
 
@@ -223,27 +224,27 @@ def matches(a: nn.Module, b: nn.Module) -> bool:
 def test_other_shapes() -> None:
     a, b = mlp(F.gelu, (3, 5, 2)), mlp(F.gelu, (3, 6, 2))
     message = r"'a.weight' has shape \(5, 3\) in the first and has shape \(6, 3\) in the second"
-    with pytest.raises(it.MismatchError, match=message):
+    with pytest.raises(MismatchError, match=message):
         it.equivalent(a, b, torch.zeros(1, 3))
 
 
 def test_other_names() -> None:
     a = mlp(F.gelu, (3, 5, 2))
     b = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 2))
-    with pytest.raises(it.MismatchError, match=r"'a.weight' .* in the first and does not exist in the second"):
+    with pytest.raises(MismatchError, match=r"'a.weight' .* in the first and does not exist in the second"):
         it.equivalent(a, b, torch.zeros(1, 3))
 
 
 def test_another_activation() -> None:
     a, b = mlp(F.gelu, (3, 5, 2)), mlp(F.relu, (3, 5, 2))
-    with pytest.raises(it.MismatchError, match=r"compute different things: at .* the first calls .*gelu.*relu"):
+    with pytest.raises(MismatchError, match=r"compute different things: at .* the first calls .*gelu.*relu"):
         it.equivalent(a, b, torch.zeros(1, 3))
 
 
 def test_an_element_of_another_symmetry() -> None:
     net, other = mlp(F.gelu, (3, 5, 2)), mlp(F.gelu, (3, 6, 2))
     element = it.canonicalize(other, torch.zeros(1, 3)).element
-    with pytest.raises(it.MismatchError, match=r"symmetry of another architecture"):
+    with pytest.raises(MismatchError, match=r"symmetry of another architecture"):
         it.symmetry(net, torch.zeros(1, 3)).act(element, net)
 
 

@@ -1,5 +1,6 @@
 """Every measure on input that breaks others: a right value or a reason in words; never NaN, never a wrong number."""
 
+from dataclasses import replace
 from math import isfinite
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor
 
 import intertwine as it
 from intertwine.errors import InputError, MismatchError
+from intertwine.measure import measure as registry
 from intertwine.measure.measure import Measure, find
 from intertwine.measure.result import Result
 from intertwine.testing.measure import draw
@@ -154,3 +156,26 @@ def test_unknown_names() -> None:
         it.measure(x, y, "linear_cca")
     with pytest.raises(InputError, match=r"linear_cka was asked for with .'depth': 3."):
         it.measure(x, y, "linear_cka", depth=3)
+
+
+def test_a_name_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MAKERS", dict(registry._MAKERS))
+
+    def mine(about: str = "first") -> Measure:
+        return replace(find("rsa"), name="mine", about=about)
+
+    def another() -> Measure:
+        return mine()
+
+    def rsa() -> Measure:
+        return replace(find("rsa"), about="not ours")
+
+    for _ in range(2):  # a cell that runs again
+        assert registry.register(mine) is mine
+    assert find("mine", about="second").about == "second"
+    with pytest.raises(InputError, match=r"as 'mine', but .*mine holds that name already\. Give yours another"):
+        registry.register(another)
+    rsa.__qualname__ = "rsa"  # as at the top of a user's file
+    with pytest.raises(InputError, match=r"registered as 'rsa', but intertwine\.measure\.rsa\.rsa holds that name"):
+        registry.register(rsa)
+    assert find("rsa").about != "not ours"

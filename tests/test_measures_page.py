@@ -14,7 +14,7 @@ PAGE = (DOCS / "measures.md").read_text(encoding="utf-8")
 def test_the_table_is_what_the_code_declares() -> None:
     module = script("measures")
     assert module.written(PAGE) == PAGE, "run: python docs/measures.py"
-    assert set(module.COSTS) == {m.name for m in it.measures()}
+    assert set(module.COSTS) <= {m.name for m in it.measures()}, "a cost of a measure that is gone"
     assert set(module.PEERS) <= set(module.COSTS)
 
 

@@ -19,6 +19,7 @@ from intertwine.canonical.duality import self_transformations
 from intertwine.canonical.lmc import linear_equivalence
 from intertwine.canonical.naturality import Arrow, Naturality, naturality
 from intertwine.canonical.squares import Gap
+from intertwine.errors import MismatchError
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 
@@ -302,7 +303,7 @@ def test_another_program_for_another_shape() -> None:
 
     net = Net(forward, a=nn.Linear(3, 5), b=nn.Linear(5, 2))
     message = r"shapes \[\(6, 3\)\] the model runs another program .* on their own"
-    with pytest.raises(it.MismatchError, match=message):
+    with pytest.raises(MismatchError, match=message):
         naturality(net, net, None, [rows()[:4], rows()])
 
 
@@ -333,14 +334,14 @@ def test_data_that_is_none(data: Any, message: str) -> None:
 def test_an_element_of_another_architecture() -> None:
     a, b, _, x, _ = twins("residual")
     foreign = twins("in place")[2]
-    with pytest.raises(it.MismatchError, match="The element belongs to the symmetry of another architecture"):
+    with pytest.raises(MismatchError, match="The element belongs to the symmetry of another architecture"):
         naturality(a, b, foreign, x)
 
 
 def test_a_model_of_another_architecture() -> None:
     a, _, g, x, _ = twins("residual")
     narrow = Net(lambda m, x: m.b(m.a(x)), a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
-    with pytest.raises(it.MismatchError, match=r"Call intertwine.symmetry on this model"):
+    with pytest.raises(MismatchError, match=r"Call intertwine.symmetry on this model"):
         naturality(a, narrow, g, x)
 
 
@@ -478,7 +479,7 @@ def test_a_map_that_forgets_is_no_equivalence() -> None:
 
 
 def test_features_that_cannot_be_mapped(unchecked: None) -> None:
-    with pytest.raises(it.MismatchError, match=r"Features of shapes \(5, 3\) and \(5, 4\) were given"):
+    with pytest.raises(MismatchError, match=r"Features of shapes \(5, 3\) and \(5, 4\) were given"):
         linear_equivalence(torch.zeros(5, 3), torch.zeros(5, 4))
     with pytest.raises(it.InputError, match="hold infinite entries or NaN"):
         linear_equivalence(torch.full((5, 3), float("inf")), torch.zeros(5, 3))

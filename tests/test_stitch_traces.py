@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import intertwine as it
+from intertwine.errors import MismatchError
 from intertwine.stitch.baseline import baseline
 from intertwine.stitch.cut import Cut
 from intertwine.stitch.interpolation import along, interpolate
@@ -144,7 +145,7 @@ def test_positions_are_rows_and_broken_stitches_have_no_value() -> None:
     assert all(np.isnan(value) for value in trace(b, torch.full_like(a, torch.nan)).values())
     assert np.isnan(trace(b[:4], a[:4])["cca"])  # as many rows as features
     assert np.isnan(trace(torch.ones_like(b), a)["r2"])
-    with pytest.raises(it.MismatchError, match=r"the back network's are \(60, 4\) and the stitched ones \(60, 3\)"):
+    with pytest.raises(MismatchError, match=r"the back network's are \(60, 4\) and the stitched ones \(60, 3\)"):
         trace(b, a[:, :3])
 
 
@@ -284,7 +285,7 @@ def test_001_c30_maps_on_the_line_have_their_biases_too() -> None:
     assert torch.allclose(interpolate(a, plain, 0.3)(x), 0.3 * a(x) + 0.7 * plain(x), atol=1e-6)
     assert interpolate(plain, plain, 0.5).bias is None
     with pytest.raises(
-        it.MismatchError, match=r"Between LinearMap\(5 → 3, with bias\) and LinearMap\(2 → 2\) there is no"
+        MismatchError, match=r"Between LinearMap\(5 → 3, with bias\) and LinearMap\(2 → 2\) there is no"
     ):
         interpolate(a, LinearMap(torch.eye(2)), 0.5)
 
@@ -321,10 +322,10 @@ def test_001_c30_relative_accuracy_along_the_line(
 def test_lines_that_are_refused(network: nn.Sequential, digits: list[tuple[Tensor, Tensor]]) -> None:
     identity = LinearMap(torch.eye(32))
     first = stitched(network, identity, "identity")
-    with pytest.raises(it.MismatchError, match=r"Between a stitch at 3 and one at 1 there is no line"):
+    with pytest.raises(MismatchError, match=r"Between a stitch at 3 and one at 1 there is no line"):
         along(first, stitched(network, identity, "identity", at="1"), digits)
     other = nn.Sequential(*[nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)])
-    with pytest.raises(it.MismatchError, match="the same two networks at the same place"):
+    with pytest.raises(MismatchError, match="the same two networks at the same place"):
         along(first, stitched(network, identity, "identity", front=other), digits)
     with pytest.raises(it.InputError, match="points=1 and together=4 were asked for; give at least 2 and 1"):
         along(first, first, digits, points=1)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import intertwine as it
 from intertwine.align.align import SOLVERS, align
 from intertwine.align.starts import permutations_of
+from intertwine.connect.averaging import average
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 
@@ -98,7 +99,7 @@ def test_002_S18_no_two_trained_networks_are_the_same_and_a_copy_is() -> None:
 def test_002_S19_averages_are_entrywise() -> None:
     """As printed, a double sum over the entries, the average would be one number per layer; it is one per entry."""
     a, b = perceptrons(64, 64, 10)[:2]
-    mean = it.average([a, b])
+    mean = average([a, b])
     assert isinstance(mean, nn.Module)
     for p, x, y in zip(mean.parameters(), a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, (x + y) / 2)
@@ -118,7 +119,7 @@ def test_002_S19_checkpoints_of_one_run_average_without_loss() -> None:
         optimizer.step()
         states.append(copy.deepcopy(model.state_dict()))
         losses.append(loss(model))
-    averaged = it.average(states)
+    averaged = average(states)
     assert isinstance(averaged, dict)
     model.load_state_dict(averaged)
     assert loss(model) < sum(losses) / len(losses)

@@ -9,6 +9,7 @@ from networks import Net, certified, prove, reasons, same_weights
 from torch import Tensor, nn
 
 import intertwine as it
+from intertwine.errors import RuleError
 from intertwine.graph import registry
 from intertwine.graph.tape import PINNED, Tape, Value
 
@@ -129,10 +130,10 @@ def test_a_rule_that_fails_says_so(rules: None) -> None:
     def broken_rule(t: Tape, x: Value, missing: object) -> Value:
         return x
 
-    with pytest.raises(it.RuleError, match=r"rule for intertwine_tests\.soft_clip\.default.*broken_rule.*missing"):
+    with pytest.raises(RuleError, match=r"rule for intertwine_tests\.soft_clip\.default.*broken_rule.*missing"):
         it.symmetry(around(soft_clip), rows())
 
 
 def test_a_rule_is_not_replaced_by_accident(rules: None) -> None:
-    with pytest.raises(it.RuleError, match=r"exists already.*replace=True"):
+    with pytest.raises(RuleError, match=r"exists already.*replace=True"):
         it.rule("aten.linear")(lambda t, x: x)

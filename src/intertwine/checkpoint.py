@@ -6,6 +6,7 @@ import hashlib
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from intertwine.errors import InputError, MismatchError
+from intertwine.files import write_tensors
 from intertwine.graph.capture import tied_names
 
 #: Keys under which training scripts keep the weights beside other things, and prefixes that wrappers put before names.
 NESTS = ("state_dict", "model_state_dict", "model", "module", "params", "weights")
 WRAPPERS = ("module.", "_orig_mod.")
+#: A zip file may unpack to so many times its size. `torch.save` does not pack at all, and deflate gains little on
+#: weights; a file made of zeros to fill the memory of whoever opens it gains a thousandfold.
+MOST_UNPACKED = 20
 
 
 def digest(model: nn.Module) -> str:
@@ -49,10 +54,24 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
         )
     try:
         with warnings.catch_warnings(action="ignore"):  # of an unusual pickle; it is read or refused all the same
-            found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+            found = load_file(file) if file.suffix == ".safetensors" else _unpickled(file)
+    except InputError:
+        raise
     except Exception as error:  # a damaged file can make its reader stumble anywhere
         raise _refusal(path, error) from error
     return _tensors(found, path)
+
+
+def _unpickled(file: Path) -> Any:
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as packed:
+            unpacked, size = sum(entry.file_size for entry in packed.infolist()), file.stat().st_size
+        if unpacked > MOST_UNPACKED * size:
+            raise InputError(
+                f"{file} was refused: it has {size:,} bytes and would unpack to {unpacked:,}, which no checkpoint "
+                "does. Save its tensors again where it comes from, with torch.save or as safetensors."
+            )
+    return torch.load(file, "cpu", weights_only=True)
 
 
 def _refusal(path: str | Path, error: Exception) -> InputError:
@@ -81,7 +100,26 @@ def _tensors(found: Any, path: str | Path) -> dict[str, Tensor]:
             f"{path} holds no tensors by name (it holds a {type(found).__name__}). Save a state dict: "
             "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')."
         )
+    for name, tensor in state.items():
+        if odd := _oddity(tensor):
+            raise InputError(
+                f"{path} holds {name!r} as a {odd} tensor, which cannot be copied into a network as it is. Save it "
+                "as a plain tensor where the checkpoint comes from."
+            )
     return state
+
+
+def _oddity(tensor: Tensor) -> str | None:
+    """What makes a tensor more, or less, than an array of numbers."""
+    kinds = {"nested": tensor.is_nested, "quantised": tensor.is_quantized, "meta": tensor.is_meta}
+    kinds["sparse"] = tensor.layout != torch.strided
+    return next((kind for kind, holds in kinds.items() if holds), None)
+
+
+def write_checkpoint(model: nn.Module, path: str | Path) -> None:
+    """Write the weights as safetensors; of tied names the first stands for all."""
+    tied = tied_names(model)
+    write_tensors(Path(path), {name: t for name, t in model.state_dict().items() if tied.get(name, name) == name})
 
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
@@ -89,7 +127,8 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 
     One of several tied names is enough, and step counters of BatchNorm may be missing.
     """
-    wanted = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    own = model.state_dict()
+    wanted = {name: tuple(t.shape) for name, t in own.items()}
     state = _unwrapped(state, wanted)
     tied = tied_names(model)
     known = {tied.get(name, name) for name in state}
@@ -100,7 +139,17 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
         for n, t in state.items()
         if n in wanted and tuple(t.shape) != wanted[n]
     ]
-    kinds = {"missing from the file": missing, "not in the model": foreign, "of another shape": misshapen}
+    unlike = [  # copying them would drop imaginary parts, or take the codes of a quantised file for its weights
+        f"{n} (file {_kind(t)}, model {_kind(own[n])})"
+        for n, t in state.items()
+        if n in wanted and _kind(t) != _kind(own[n])
+    ]
+    kinds = {
+        "missing from the file": missing,
+        "not in the model": foreign,
+        "of another shape": misshapen,
+        "of another kind": unlike,
+    }
     faults = [
         f"{len(names)} {kind}: {', '.join(names[:3])}{' …' * (len(names) > 3)}"
         for kind, names in kinds.items()
@@ -112,6 +161,10 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
             "Give the checkpoint of this architecture, or name the architecture of this checkpoint."
         )
     model.load_state_dict(state, strict=False)
+
+
+def _kind(tensor: Tensor) -> str:
+    return "complex" if tensor.is_complex() else "real" if tensor.is_floating_point() else "integer"
 
 
 def _unwrapped(state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> Mapping[str, Tensor]:

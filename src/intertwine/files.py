@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,21 +25,23 @@ except ImportError:  # Windows, where the folder is not held
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> str:
     """Write a safetensors file; gives its sha256."""
-    part = _part(path)
     plain = {
         name: t.detach().to("cpu", memory_format=torch.contiguous_format).contiguous() for name, t in tensors.items()
     }
-    save_file(plain, part, dict(about or {}))
-    found = sha256(part)
-    _finish(part, path)
-    return found
+    with writing(path) as part:
+        save_file(plain, part, dict(about or {}))
+        return sha256(part)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file."""
-    part = _part(path)
-    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    _finish(part, path)
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file."""
+    with writing(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def sha256(path: Path) -> str:
@@ -47,15 +50,53 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _part(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f".{path.name}.part")
+@contextmanager
+def writing(path: str | Path) -> Iterator[Path]:
+    """A place to write what shall lie at `path`, whose folders are made; where that fails it is the user's to know.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, writing(f"{folder}/new/note.txt") as place:
+    ...     _ = place.write_text("hello")
+    """
+    file = Path(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole(file) as part:
+            part.touch()  # not every writer of files says why it could not
+            yield part
+    except (OSError, SafetensorError) as error:  # the latter where a disk is full
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} could not be written: {reason}. Choose another place, or make room.") from error
 
 
-def _finish(part: Path, path: Path) -> None:
-    with part.open("rb") as file:  # on the disk before it gets its name: a power cut leaves the old file or the new one
-        os.fsync(file.fileno())
-    part.replace(path)
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write to, which becomes `path` when all of it is on the disk; gone after a failure."""
+    file = path.resolve()  # a link stays a link to the new file
+    if file.exists() and not file.is_file():  # a device such as /dev/stdout is no file to be replaced
+        yield file
+        return
+    part = file.with_name(f".{file.name}.part")
+    try:
+        yield part
+        with part.open("rb") as held:  # on the disk before it gets its name: a power cut leaves the old file or the new
+            os.fsync(held.fileno())
+        part.replace(file)
+        sync_folder(file.parent)
+    except BaseException:
+        part.unlink(missing_ok=True)  # on a full disk it takes the room that others need
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, as `fsync` has the contents of a file."""
+    if os.name == "nt":  # Windows cannot open a folder, and keeps names without being asked
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager

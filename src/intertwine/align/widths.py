@@ -75,9 +75,10 @@ def align_widths(
         of attention, groups of channels, or units that no layer reads.
 
     Example:
-        >>> import torch, intertwine
+        >>> import torch
+        >>> from intertwine.align.widths import align_widths
         >>> a, b = (torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.ReLU(), torch.nn.Linear(n, 2)) for n in (8, 16))
-        >>> intertwine.align_widths(a, b, torch.zeros(1, 3)).widths
+        >>> align_widths(a, b, torch.zeros(1, 3)).widths
         {'0': (8, 16)}
     """
     symmetries = tuple(find_symmetry(m, *example_args, **example_kwargs) for m in (a, b))

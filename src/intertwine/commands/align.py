@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import Namespace
 from dataclasses import dataclass
 from time import perf_counter
@@ -18,15 +16,16 @@ from intertwine.align.align import SOLVERS, align
 from intertwine.align.alignment import Alignment
 from intertwine.align.correlations import matched_correlations
 from intertwine.canonical.equivalence import check_same_architecture
+from intertwine.checkpoint import write_checkpoint
 from intertwine.commands import show
 from intertwine.commands.barrier import barrier_words
-from intertwine.commands.canonicalize import save_weights
-from intertwine.commands.inspect import writing
+from intertwine.commands.document import print_json
 from intertwine.commands.networks import Images, load_networks, need_data, read_images
 from intertwine.commands.pictures import check_picture, save_picture
 from intertwine.commands.settings import settings
 from intertwine.connect.barrier import Barrier, barrier
 from intertwine.connect.statistics import batch_norms
+from intertwine.files import writing
 from intertwine.models import Loaded
 from intertwine.symmetry.symmetry import Symmetry, symmetry
 
@@ -91,7 +90,7 @@ def run(options: Namespace) -> int:
             after = matched_correlations(found.reference, found.model, images.test, symmetry=known)
             save_picture(after.plot(before), options.plot)
         if options.out:
-            save_weights(found.model, options.out)
+            write_checkpoint(found.model, options.out)
         if options.element:
             with writing(options.element) as file:
                 found.element.save(file)
@@ -99,7 +98,7 @@ def run(options: Namespace) -> int:
     if options.json:
         head = {"first": a.name, "second": b.name, "dataset": None if images is None else images.name}
         tail = {"seconds": seconds, "barrier": None if change is None else change.to_dict(), **wrote}
-        sys.stdout.write(json.dumps(head | found.to_dict() | tail, allow_nan=False) + "\n")
+        print_json(head | found.to_dict() | tail)
     else:
         parts = [_told(a, b, found, seconds), _wires(found), *([] if change is None else [_changed(change)])]
         files = [Text(f"wrote {path}") for path in wrote.values() if path]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import Namespace
 from itertools import chain
 
@@ -12,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from intertwine.commands import show
+from intertwine.commands.document import print_json
 from intertwine.commands.networks import load_networks, read_images
 from intertwine.commands.pictures import check_picture, save_picture
 from intertwine.connect.barrier import Barrier, barrier
@@ -43,7 +42,7 @@ def run(options: Namespace) -> int:
     if options.json:
         head = {"first": a.name, "second": b.name, "dataset": images.name, "split": options.split}
         tail = {"batch_norm": normed, "reset": reset, "notes": notes, "plot": options.plot}
-        sys.stdout.write(json.dumps(head | found.to_dict() | tail, allow_nan=False) + "\n")
+        print_json(head | found.to_dict() | tail)
     else:
         head = f"{a.name} to {b.name}: {len(found.ts)} networks on {found.data.samples:,} {options.split} images of "
         _show(f"{head}{images.name}", found, notes)

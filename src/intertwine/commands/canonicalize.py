@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,18 +12,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from safetensors.torch import save_file
 from torch import nn
 
 from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.canonicalize import Canonical, canonicalize
 from intertwine.canonical.families import Family, families
 from intertwine.canonical.form import Form, make_form
-from intertwine.checkpoint import fill, read_checkpoint
+from intertwine.checkpoint import fill, read_checkpoint, write_checkpoint
 from intertwine.commands import show
-from intertwine.commands.inspect import writing
+from intertwine.commands.document import print_json
 from intertwine.errors import InputError, IntertwineError
-from intertwine.graph.capture import tied_names
+from intertwine.files import writing
 from intertwine.models import Loaded, load
 from intertwine.symmetry.certificate import Certificate
 from intertwine.symmetry.symmetry import Symmetry, symmetry
@@ -54,7 +51,7 @@ def run(options: Namespace) -> int:
 def _refuse(held: Certificate, as_json: bool) -> None:
     """A network whose symmetry does not hold has no canonical form; say what was seen."""
     if as_json:
-        _print_json({"certificate": held.to_dict()})
+        print_json({"certificate": held.to_dict()})
     else:
         show.terminal().print(show.certificate(held))
 
@@ -69,12 +66,12 @@ def _canonicalize(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
     form = Form(found, weights, canon.element, canon.doubts) if lexicographic else make_form(found, weights)
     mark = form.fingerprint()
     if options.out:
-        save_weights(canon.model, options.out)
+        write_checkpoint(canon.model, options.out)
     if options.element:
         with writing(options.element) as file:
             canon.element.save(file)
     if options.json:
-        _print_json({"model": loaded.name, "fingerprint": mark, **canon.to_dict(), "out": options.out})
+        print_json({"model": loaded.name, "fingerprint": mark, **canon.to_dict(), "out": options.out})
     else:
         show.terminal().print(show.spaced(show.header(loaded.name, found, loaded.model), _told(canon, mark, options)))
     return 0
@@ -89,14 +86,6 @@ def _told(canon: Canonical, mark: str, options: Namespace) -> Text:
     lines += [f"\nin doubt: {doubt}" for doubt in canon.doubts]
     lines += [f"\nwrote {path}" for path in (options.out, options.element) if path]
     return Text.assemble(*lines)
-
-
-def save_weights(model: nn.Module, path: str) -> None:
-    """The weights as safetensors; of tied names the first stands for all."""
-    tied = tied_names(model)
-    state = {name: t.contiguous() for name, t in model.state_dict().items() if tied.get(name, name) == name}
-    with writing(path) as file:
-        save_file(state, file)
 
 
 # -- a folder of checkpoints -------------------------------------------------------------------------------------------
@@ -119,7 +108,7 @@ def _dedupe(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
         groups = families(forms, options.tol)
     if options.json:
         rows = [family.to_dict() for family in groups]
-        _print_json({"model": loaded.name, "folder": str(folder), "families": rows, "refused": refused})
+        print_json({"model": loaded.name, "folder": str(folder), "families": rows, "refused": refused})
     else:
         head = f"{loaded.name} · {len(files)} checkpoints in {folder} · {_count(groups, len(refused))}"
         show.terminal().print(show.spaced(Text(head, style="bold"), _table(groups), *_refusals(refused)))
@@ -158,7 +147,3 @@ def _table(groups: tuple[Family, ...]) -> Table:
 
 def _refusals(refused: dict[str, str]) -> list[Text]:
     return [Text("\n".join(f"not read: {reason}" for reason in refused.values()), style="yellow")] if refused else []
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")

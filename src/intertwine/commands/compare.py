@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from argparse import Namespace
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from intertwine.commands.inspect import writing
+from intertwine.commands.document import print_json
 from intertwine.commands.show import terminal
+from intertwine.files import writing
 from intertwine.measure.compare import compare
 from intertwine.measure.comparison import Comparison
 from intertwine.measure.result import Result
@@ -41,7 +40,7 @@ def run(options: Namespace) -> int:
             with writing(options.svg) as path:
                 found.plot().savefig(path, format="svg")
     if options.json:
-        sys.stdout.write(json.dumps(_plain(found), allow_nan=False) + "\n")
+        print_json(_plain(found))
     else:
         _show(found, first.name, second.name)
     return 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -15,8 +13,9 @@ from rich.text import Text
 
 from intertwine.commands import show
 from intertwine.commands.demo_findings import Findings
-from intertwine.commands.inspect import write
+from intertwine.commands.document import print_json
 from intertwine.commands.progress import Tell, progress, within
+from intertwine.files import write_text
 from intertwine.report.wire_graph import wire_graph
 from intertwine.report.writing import write as write_report
 from intertwine.study.executors.pinning import torch_threads
@@ -65,7 +64,7 @@ def carry_out(out: Path, tell: Tell) -> Study:
     """Train the networks and run the plan, or what is missing of both; a copy of the plan is left for the reader."""
     plan, folder, copy = read_plan(PLAN), out / "study", out / PLAN.name
     with Store(folder, plan.name, plan.to_dict()):  # a folder of another plan is refused before anything is written
-        write(copy, PLAN.read_text(encoding="utf-8"))
+        write_text(copy, PLAN.read_text(encoding="utf-8"))
         training, working = within(tell, 0.0, TRAINED), within(tell, TRAINED, WORKED)
         train_missing(plan, known_zoos(plan, folder), lambda p: training("training the networks", p.done))
     return run_study(
@@ -90,7 +89,7 @@ def _symmetry(study: Study, drawing: Path) -> tuple[list[Text | Group], Certific
     bench = Workbench({name: str(zoo.folder)})
     model, x = bench.network(name, zoo.seeds[0]), bench.example(name)
     held = symmetry(model, x).certify(model, x)
-    write(drawing, wire_graph(held.symmetry, model, NAME))
+    write_text(drawing, wire_graph(held.symmetry, model, NAME))
     return [show.header(NAME, held.symmetry, model), show.tree(held.symmetry), show.certificate(held)], held
 
 
@@ -120,4 +119,4 @@ def _print_json(study: Study, findings: Findings, report: Path, seconds: float) 
         "tasks": study.tasks, "run": study.run, "failed": len(study.errors), "certified": findings.certified(),
         "seconds": round(seconds, 1), "found": {finding.name: finding.value for finding in findings.told()},
     }  # fmt: skip
-    sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+    print_json(told)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from rich.text import Text
 
 from intertwine.commands import show
 from intertwine.commands.concept_sources import Seen, concepts_for
+from intertwine.commands.document import print_json
 from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import save_picture
 from intertwine.errors import InputError
@@ -54,7 +53,7 @@ def run(options: Namespace) -> int:
         status.update("drawing")
         wrote = _write(options, loaded, seen, scan) if options.out else []
     if options.json:
-        sys.stdout.write(json.dumps(_told(loaded, seen, scan) | {"out": options.out}, allow_nan=False) + "\n")
+        print_json(_told(loaded, seen, scan) | {"out": options.out})
     else:
         files = [Text("\n").join(Text(f"wrote {path}") for path in wrote)] if wrote else []
         parts = [_head(loaded, seen, scan), _bases(scan), *_units(scan), *_notes(scan), *files]

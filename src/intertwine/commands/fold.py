@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from intertwine.commands import show
+from intertwine.commands.document import print_json
 from intertwine.commands.fold_ways import Folded, way_of
 from intertwine.commands.networks import Images, load_networks, need_data, read_images
 from intertwine.commands.out_folder import held
@@ -84,7 +83,7 @@ def run(options: Namespace) -> int:
         wrote = _write(options, told) if options.out else []
     if options.json:
         account = told.about() | folded.to_dict() | {"out": options.out}
-        sys.stdout.write(json.dumps(account, allow_nan=False) + "\n")
+        print_json(account)
     else:
         files = [Text("\n").join(Text(f"wrote {path}") for path in wrote)] if wrote else []
         show.terminal().print(show.spaced(*_shown(told), *files))

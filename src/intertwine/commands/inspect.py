@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
-import sys
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from intertwine.commands import show
+from intertwine.commands.document import print_json
 from intertwine.errors import InputError
+from intertwine.files import write_text
 from intertwine.models import Loaded, load
 from intertwine.models.huggingface import physical_memory
 from intertwine.report.wire_graph import wire_graph
@@ -39,9 +35,9 @@ def run(options: Namespace) -> int:
             found = held.symmetry
         if options.svg:
             status.update("drawing")
-            write(options.svg, wire_graph(found, loaded.model, loaded.name))
+            write_text(options.svg, wire_graph(found, loaded.model, loaded.name))
     if options.json:
-        sys.stdout.write(json.dumps(as_dict(loaded, found, held), indent=1, allow_nan=False) + "\n")
+        print_json(as_dict(loaded, found, held))
     else:
         parts = [show.header(loaded.name, found, loaded.model), show.tree(found, options.slots)]
         parts += [show.frozen(found, options.frozen), show.certificate(held)]
@@ -50,37 +46,10 @@ def run(options: Namespace) -> int:
 
 
 def as_dict(loaded: Loaded, found: Symmetry, held: Certificate | None) -> dict[str, Any]:
-    """Everything the command found, as plain JSON values."""
+    """Everything the command found."""
     head = {"model": loaded.name, "parameters": loaded.parameters, "inputs": list(loaded.inputs)}
     tail = {"coverage": found.coverage(loaded.model), "certificate": held.to_dict() if held else None}
-    return _plain(head | found.to_dict() | tail)
-
-
-def _plain(value: Any) -> Any:
-    """The value with numbers that JSON has no word for written as text."""
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write(path: str | Path, text: str) -> None:
-    """Write a text file, with the folders it lies in."""
-    with writing(path) as file:
-        file.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def writing(path: str | Path) -> Iterator[Path]:
-    """Make a file and the folders it lies in, for the caller to fill; a place where that fails is the user's error."""
-    file = Path(path)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()  # not every writer of files says why it could not
-        yield file
-    except OSError as error:
-        raise InputError(f"{path} could not be written: {error.strerror or error}. Choose another place.") from error
+    return head | found.to_dict() | tail
 
 
 def _check_room(loaded: Loaded) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,8 +12,9 @@ from rich.text import Text
 from torch import nn
 
 from intertwine.align.align import SOLVERS
+from intertwine.checkpoint import write_checkpoint
 from intertwine.commands import show
-from intertwine.commands.canonicalize import save_weights
+from intertwine.commands.document import print_json
 from intertwine.commands.networks import Images, load_networks, need_data, read_images
 from intertwine.commands.settings import settings
 from intertwine.connect.merged import Merged, Score, score_notes, scored
@@ -39,12 +38,12 @@ def run(options: Namespace) -> int:
             named = {f"{i} {network.name}": network.model for i, network in enumerate(networks)}
             scores = scored({"merged": merged.model, "plain mean": plain.model} | named, images.test, None)
         if options.out:
-            save_weights(merged.model, options.out)
+            write_checkpoint(merged.model, options.out)
     notes = [*merged.notes, *score_notes(scores), *_new_tensors(networks[0].model, merged.model)]
     if options.json:
         head = {"models": [network.name for network in networks], "dataset": None if images is None else images.name}
         tail = {"scores": [asdict(score) for score in scores], "notes": notes, "out": options.out}
-        sys.stdout.write(json.dumps(head | merged.to_dict() | tail, allow_nan=False) + "\n")
+        print_json(head | merged.to_dict() | tail)
     else:
         _show(merged, scores, notes, images)
         if options.out:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from intertwine.commands.inspect import writing
 from intertwine.errors import InputError
+from intertwine.files import writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import Namespace
 from pathlib import Path
 
+from intertwine.commands.document import print_json
 from intertwine.commands.show import terminal
 from intertwine.report.writing import write
 
@@ -15,7 +14,7 @@ def run(options: Namespace) -> int:
     """Carry out the command."""
     path = write(options.folder, options.out or Path(options.folder) / "report.html")
     if options.json:
-        sys.stdout.write(json.dumps({"report": str(path), "bytes": path.stat().st_size}) + "\n")
+        print_json({"report": str(path), "bytes": path.stat().st_size})
     else:
         terminal().print(f"the report is {path}, {path.stat().st_size / 1e6:.1f} MB: open it in a browser")
     return 0

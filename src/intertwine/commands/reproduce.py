@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from intertwine.commands.document import print_json
 from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import check_picture
 from intertwine.commands.progress import progress
@@ -52,7 +51,7 @@ def run(options: Namespace) -> int:
         return 0
     done = [_drawn(options)] if options.draw else list(_carried_out(options))
     if options.json:
-        sys.stdout.write(json.dumps({"experiments": [one.to_dict() for one in done]}) + "\n")
+        print_json({"experiments": [one.to_dict() for one in done]})
     else:
         parts = [told(one.result) for one in done]
         terminal().print(spaced(*parts))
@@ -122,7 +121,7 @@ def _drawn(options: Namespace) -> Done:
 def _list(as_json: bool) -> None:
     entries = [_entry(find(name), find(name, "cpu")) for name in names()]
     if as_json:
-        sys.stdout.write(json.dumps({"experiments": entries}) + "\n")
+        print_json({"experiments": entries})
     else:
         terminal().print(listing(entries))
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
-from safetensors.torch import save_file
 
 from intertwine.commands import show
-from intertwine.commands.inspect import writing
+from intertwine.commands.document import print_json
 from intertwine.commands.networks import Images, load_networks, read_images
 from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import save_picture
 from intertwine.commands.progress import progress
 from intertwine.commands.words import option
 from intertwine.errors import InputError
+from intertwine.files import write_json, write_tensors
 from intertwine.stitch.collection import Stitches
 from intertwine.stitch.family import find_family
 from intertwine.stitch.many import stitches
@@ -44,7 +42,7 @@ def run(options: Namespace) -> int:
         head, found = _fitted(options, given)
         wrote = _write(Path(options.out), head, found) if options.out else []
     if options.json:
-        sys.stdout.write(json.dumps(head | found.to_dict() | {"out": options.out}, allow_nan=False) + "\n")
+        print_json(head | found.to_dict() | {"out": options.out})
     else:
         files = [Text("\n").join(Text(f"wrote {path}") for path in wrote)] if wrote else []
         show.terminal().print(show.spaced(_told(head), Text(repr(found)), *_details(found), *_notes(found), *files))
@@ -113,10 +111,8 @@ def _write(folder: Path, head: dict[str, Any], found: Stitches) -> list[Path]:
     """The maps under the numbers of their stitches, all that is said of them, and a picture."""
     maps = {f"{i}.matrix": stitch.map.matrix for i, stitch in enumerate(found)}
     maps |= {f"{i}.bias": stitch.map.bias for i, stitch in enumerate(found) if stitch.map.bias is not None}
-    with writing(folder / MAPS) as file:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in maps.items()}, file)
-    with writing(folder / RECORDS) as file:
-        file.write_text(json.dumps(head | found.to_dict(), allow_nan=False, indent=1) + "\n", encoding="utf-8")
+    write_tensors(folder / MAPS, maps)
+    write_json(folder / RECORDS, head | found.to_dict())
     save_picture(found.plot(), str(folder / PICTURE))
     return [folder / name for name in (MAPS, RECORDS, PICTURE)]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import Namespace
 
 from rich.table import Table
 from rich.text import Text
 
+from intertwine.commands.document import print_json
 from intertwine.commands.progress import progress
 from intertwine.commands.show import duration, terminal
 from intertwine.study.running import Progress, Study
@@ -43,7 +42,7 @@ def _show_json(found: Study) -> None:
         "folder": str(found.folder), "tasks": found.tasks, "run": found.run, "failed": len(found.errors),
         "errors": dict(found.errors),
     }  # fmt: skip
-    sys.stdout.write(json.dumps(told) + "\n")
+    print_json(told)
 
 
 def _show(found: Study) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from argparse import Namespace
@@ -15,6 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from intertwine.commands.document import print_json
 from intertwine.commands.show import duration, human, terminal
 from intertwine.commands.words import option
 from intertwine.zoo.datasets.download import download
@@ -81,7 +81,7 @@ def _list(options: Namespace) -> int:
 def _list_names(as_json: bool) -> None:
     if as_json:
         names = {"architectures": architectures(), "recipes": list(RECIPES), "data": NAMES}
-        sys.stdout.write(json.dumps(names) + "\n")
+        print_json(names)
         return
     networks = _table("architecture", "parameters", "what it is")
     for name in architectures():
@@ -101,7 +101,7 @@ def _show(zoo: Zoo, as_json: bool, again: list[float] | None = None) -> None:
     accuracies = again or [r.accuracy for r in zoo.records]
     if as_json:
         rows = [{"seed": r.seed, "file": r.file, "accuracy": a} for r, a in zip(zoo.records, accuracies, strict=True)]
-        sys.stdout.write(json.dumps({"folder": str(zoo.folder), "networks": rows}) + "\n")
+        print_json({"folder": str(zoo.folder), "networks": rows})
         return
     table = _table("seed", "accuracy", "loss", "best epoch", "seconds", "file")
     if again is not None:
@@ -128,8 +128,10 @@ def _evaluate(options: Namespace) -> int:
 def _download(options: Namespace) -> int:
     console = Console(stderr=True, highlight=False)
     place = download(options.name, Path(options.folder) if options.folder else None, console.print)
-    told = json.dumps({"data": options.name, "folder": str(place)}) if options.json else str(place)
-    sys.stdout.write(f"{told}\n")
+    if options.json:
+        print_json({"data": options.name, "folder": str(place)})
+    else:
+        sys.stdout.write(f"{place}\n")
     return 0
 
 

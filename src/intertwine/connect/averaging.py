@@ -37,9 +37,10 @@ def average(
         A new network, or a state dict where state dicts were given.
 
     Example:
-        >>> import torch, intertwine
+        >>> import torch
+        >>> from intertwine.connect.averaging import average
         >>> steps = [{"w": torch.tensor([0.0, 2.0])}, {"w": torch.tensor([4.0, 6.0])}]
-        >>> intertwine.average(steps)
+        >>> average(steps)
         {'w': tensor([2., 4.])}
     """
     given = iter(models)

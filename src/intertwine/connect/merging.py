@@ -87,11 +87,9 @@ def merge(
     if found is None and (method != "none" or (repair == "scales" and batch_norms(models[0]))):
         found = common_symmetry(models, None, *_needed(inputs))
     frame: CommonFrame | None = None
-    elements: tuple[Element, ...] = ()
-    moved = tuple(models)
+    elements, moved = tuple[Element, ...](), tuple(models)
     if method == "sorted" and found is not None:
-        elements = tuple(canonical_element(found, weights_of(found, m), order="nodesort")[0] for m in models)
-        moved = tuple(found.act(g, m) for g, m in zip(elements, models, strict=True))
+        elements, moved = _sorted(models, found)
     elif method != "none":
         looks = data if SOLVERS[method].needs_data else None
         frame = align_many(models, method=method, data=looks, seed=seed, symmetry=found, options=options)
@@ -105,6 +103,12 @@ def merge(
     return Merged(
         merged, method, repair, shares, elements, _spread(models), _spread(moved), frame, scores, notes
     )  # fmt: skip
+
+
+def _sorted(models: Sequence[nn.Module], found: Symmetry) -> tuple[tuple[Element, ...], tuple[nn.Module, ...]]:
+    """Every network in its NodeSort form, and the elements that take them there."""
+    elements = tuple(canonical_element(found, weights_of(found, m), order="nodesort")[0] for m in models)
+    return elements, tuple(found.act(g, m) for g, m in zip(elements, models, strict=True))
 
 
 # -- what was asked ----------------------------------------------------------------------------------------------------

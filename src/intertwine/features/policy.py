@@ -80,11 +80,12 @@ def check_layout(x: Tensor, layout: str | None = None) -> str:
 
 def _ordered(x: Tensor, layout: str) -> tuple[Tensor, tuple[int, ...]]:
     """Samples first, then all channels as one axis, then positions and tokens; and the sizes of these last."""
+    samples = layout.index("n")
+    channels = [i for i, letter in enumerate(layout) if letter == "c"]
     places = [i for i, letter in enumerate(layout) if letter in "pt"]
-    order = [layout.index("n"), *(i for i, letter in enumerate(layout) if letter == "c"), *places]
     sizes = tuple(x.shape[i] for i in places)
-    channels = x.numel() // max(1, x.shape[order[0]] * torch.Size(sizes).numel()) if x.numel() else 0
-    return x.permute(order).reshape(x.shape[order[0]], channels, *sizes), sizes
+    width = torch.Size([x.shape[i] for i in channels]).numel()
+    return x.permute([samples, *channels, *places]).reshape(x.shape[samples], width, *sizes), sizes
 
 
 # -- one layer ---------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from intertwine.features.scoring import Loss
 from intertwine.fold.complexity import DEAD, dead_features
 from intertwine.fold.folded import Fold
 from intertwine.fold.prepared import prepare
+from intertwine.fold.sites import Foldable
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 
@@ -141,36 +142,54 @@ def swap_barrier(
     if any(iter(given) is given for given in (data, reset_statistics) if given is not None):
         raise InputError("The data is read once per line, but a generator can be read once. Pass a list or DataLoader.")
     prepared = prepare(folded._original, folded._example)
-    wires = {wire.name: wire for wire in prepared.wires if wire.name in folded.groups}
-    silent = {n: _silent(dead_features(w, dead) if dead is not None else None) for n, w in wires.items()}
-    live = {n: [i for i in range(w.size) if i not in silent[n]] for n, w in wires.items()}
-    groups = {n: [[i for i in g if i not in silent[n]] for g in folded.groups[n]] for n in wires}
-    counts = {n: sum(len(g) // 2 for g in found) for n, found in groups.items()}
-    if not any(counts.values()):
+    wires = [_Swappable.of(w, folded.groups[w.name], dead) for w in prepared.wires if w.name in folded.groups]
+    if not any(wire.count for wire in wires):
         raise InputError(
-            f"No group of the {len(counts)} folded wires has two features that act, so there is nothing to swap. Fold "
+            f"No group of the {len(wires)} folded wires has two features that act, so there is nothing to swap. Fold "
             "with a larger beta" + ("." if dead is None else ", or pass dead=None to swap features that do not act.")
         )
 
-    def line(pairs: Callable[[str, torch.Generator], Pairs], seed: int) -> Barrier:
+    def line(pairs: Callable[[_Swappable, torch.Generator], Pairs], seed: int) -> Barrier:
         generator = torch.Generator().manual_seed(seed)
-        element = swapping(prepared.symmetry, {w.strand: pairs(n, generator) for n, w in wires.items()})
+        element = swapping(prepared.symmetry, {wire.strand: pairs(wire, generator) for wire in wires})
         swapped = prepared.symmetry.act(element, folded._original)
         return barrier(folded._original, swapped, data, points, reset_statistics, loss=loss)
 
-    def within(name: str, generator: torch.Generator) -> Pairs:
-        return [pair for group in groups[name] for pair in _drawn(group, len(group) // 2, generator)]
-
-    def anywhere(name: str, generator: torch.Generator) -> Pairs:
-        return _drawn(live[name], counts[name], generator)
-
     return SwapBarrier(
-        tuple(line(within, seed) for seed in seeds),
-        tuple(line(anywhere, seed) for seed in seeds),
-        {n: c for n, c in counts.items() if c},
-        {n: len(found) for n, found in silent.items() if found},
+        tuple(line(_Swappable.within_groups, seed) for seed in seeds),
+        tuple(line(_Swappable.anywhere, seed) for seed in seeds),
+        {wire.name: wire.count for wire in wires if wire.count},
+        {wire.name: wire.silent for wire in wires if wire.silent},
         tuple(seeds),
     )
+
+
+@dataclass(frozen=True)
+class _Swappable:
+    """The features of a wire that may be swapped, as they stand in groups and all together."""
+
+    name: str
+    strand: int
+    groups: list[list[int]]
+    live: list[int]
+    silent: int
+
+    @classmethod
+    def of(cls, wire: Foldable, groups: Sequence[Sequence[int]], dead: float | None) -> _Swappable:
+        gone = set() if dead is None else set(dead_features(wire, dead).nonzero().flatten().tolist())
+        live = [i for i in range(wire.size) if i not in gone]
+        return cls(wire.name, wire.strand, [[i for i in g if i not in gone] for g in groups], live, len(gone))
+
+    @property
+    def count(self) -> int:
+        """Pairs that its groups can give."""
+        return sum(len(group) // 2 for group in self.groups)
+
+    def within_groups(self, generator: torch.Generator) -> Pairs:
+        return [pair for group in self.groups for pair in _drawn(group, len(group) // 2, generator)]
+
+    def anywhere(self, generator: torch.Generator) -> Pairs:
+        return _drawn(self.live, self.count, generator)
 
 
 def swapping(symmetry: Symmetry, pairs: Mapping[int, Pairs]) -> Element:
@@ -197,10 +216,6 @@ def _drawn(features: Sequence[int], count: int, generator: torch.Generator) -> P
     """Some disjoint pairs of features."""
     order = [features[i] for i in torch.randperm(len(features), generator=generator).tolist()]
     return [(order[2 * k], order[2 * k + 1]) for k in range(count)]
-
-
-def _silent(dead: Tensor | None) -> set[int]:
-    return set() if dead is None else set(dead.nonzero().flatten().tolist())
 
 
 def _shown(found: Barrier) -> list[float]:

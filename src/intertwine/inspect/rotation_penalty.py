@@ -105,19 +105,16 @@ def rotation_penalty(
             for one, seed in product(kinds, numbers):
                 plan = {"at": place, "kind": one, "seed": seed, "before": before, **shared}
                 file = None if folder is None else folder / f"layer{i}-{one}-{seed}.json"
-                found, behind = _left(file, plan), len(trials)
+                found, doing = _left(file, plan), f"{one} at {place}"
                 if found is None:
-                    heard = _part_of(tell, f"{one} at {place}", behind, total)
                     matrix, moved = _transform(halves, one, seed, own_symmetry)
-                    halves.start(moved)
-                    inserted = accuracy(halves, judge, matrix)
-                    found = _fine_tune(halves, matrix, learn, judge, epochs, rate, seed, heard)
-                    found["inserted"] = inserted
+                    heard = _part_of(tell, doing, len(trials), total)
+                    found = _fine_tune(halves, moved, matrix, learn, judge, epochs, rate, seed, heard)
                     if file is not None:
                         write_json(file, {"plan": plan, "found": found})
                 history = tuple(found["history"])
                 trials.append(Trial(place, one, seed, before, found["inserted"], history, found["loss"]))
-                tell(f"{one} at {place}", len(trials) / total)
+                tell(doing, len(trials) / total)
     return RotationPenalty(tuple(trials), shared)
 
 
@@ -168,6 +165,7 @@ def _transform(
 
 def _fine_tune(
     halves: Halves,
+    moved: nn.Module | None,
     matrix: Tensor,
     learn: Features,
     judge: Features,
@@ -176,7 +174,9 @@ def _fine_tune(
     seed: int,
     heard: Callable[[float], None],
 ) -> dict[str, Any]:
-    """Train the layers behind on transformed features: test accuracy after every epoch, and the last mean loss."""
+    """Train the layers behind on transformed features: accuracy before, after every epoch, and the last mean loss."""
+    halves.start(moved)
+    inserted = accuracy(halves, judge, matrix)
     optimizer = torch.optim.Adam(halves.weights, rate)
     generator = torch.Generator().manual_seed(seed)
     history, loss = [], None
@@ -197,7 +197,7 @@ def _fine_tune(
             loss = mean if isfinite(mean) else None
             heard((epoch + 1) / epochs)
     optimizer.zero_grad()
-    return {"history": history, "loss": loss}
+    return {"history": history, "loss": loss, "inserted": inserted}
 
 
 def _left(file: Path | None, plan: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,13 +1,10 @@
-"""The modules that hold measures; importing this one makes all of them known."""
+"""Makes all measures known: imports every module of this folder, and those that hold a measure register it."""
 
 from __future__ import annotations
 
-from intertwine.measure import cca as cca
-from intertwine.measure import cka as cka
-from intertwine.measure import kernel_cka as kernel_cka
-from intertwine.measure import neighbours as neighbours
-from intertwine.measure import procrustes as procrustes
-from intertwine.measure import r2 as r2
-from intertwine.measure import relu_cka as relu_cka
-from intertwine.measure import rsa as rsa
-from intertwine.measure import soft_matching as soft_matching
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+for _module in sorted(module.name for module in iter_modules([str(Path(__file__).parent)]) if not module.ispkg):
+    import_module(f"{__package__}.{_module}")

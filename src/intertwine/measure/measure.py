@@ -122,9 +122,46 @@ _MAKERS: dict[str, Maker] = {}
 
 
 def register(make: Maker) -> Maker:
-    """Make a measure known by the name of what it returns; its keyword arguments are its options, all with defaults."""
-    _MAKERS[make().name] = make
+    """Make a measure of your own known, under the name that it gives itself, for this process.
+
+    A function of the same name takes the place of the first, as when a notebook's cell runs again or a file is imported
+    twice. The names of our own measures are taken.
+
+    Args:
+        make: returns the `Measure`; its keyword arguments are the measure's options, all with defaults.
+
+    Returns:
+        `make`, so that this can stand above it as a decorator.
+
+    Raises:
+        InputError: the name belongs to a measure of intertwine, or to that of a function with another name.
+
+    Example:
+        `@register` above the function, as in docs/bring-your-own-measure.md. What is taken is refused:
+
+        >>> from intertwine.measure.measure import find, register
+        >>> register(lambda: find("rsa"))
+        Traceback (most recent call last):
+        intertwine.errors.InputError: A measure was to be registered as 'rsa', but intertwine.measure.rsa.rsa holds...
+    """
+    home, function = _origin(make)
+    if not home.startswith("intertwine."):
+        _load()  # our names are taken, whatever was imported before
+    name = make().name
+    holder, known = _origin(_MAKERS.get(name, make))
+    if known != function or (holder.startswith("intertwine.") and holder != home):
+        raise InputError(
+            f"A measure was to be registered as {name!r}, but {holder}.{known} holds that name already. Give yours "
+            f"another name."
+        )
+    _MAKERS[name] = make
     return make
+
+
+def _origin(make: Maker) -> tuple[str, str]:
+    """The module and the name of a function, or of a partial one."""
+    function = getattr(make, "func", make)
+    return str(function.__module__), function.__qualname__
 
 
 def find(name: str, **options: Any) -> Measure:

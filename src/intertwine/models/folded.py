@@ -10,12 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from intertwine.checkpoint import fill, read_checkpoint
+from intertwine.checkpoint import fill, read_checkpoint, write_checkpoint
 from intertwine.errors import InputError
-from intertwine.files import write_json, write_tensors
+from intertwine.files import write_json
 from intertwine.fold.fold import shrink
 from intertwine.fold.folded import Fold
-from intertwine.graph.capture import tied_names
 from intertwine.models.load import Loaded, load
 
 #: What a folder of a folded network holds.
@@ -36,10 +35,7 @@ def save_folded(
         about: more for the account.
     """
     place = Path(folder)
-    model = folded.model
-    tied = tied_names(model)
-    state = {name: t for name, t in model.state_dict().items() if tied.get(name, name) == name}
-    write_tensors(place / WEIGHTS, state)
+    write_checkpoint(folded.model, place / WEIGHTS)
     made = {"model": _whole(source), "inputs": list(inputs), "how": HOW}
     write_json(place / ACCOUNT, {"made_of": made, **folded.to_dict(), **(about or {})})
     return place / WEIGHTS, place / ACCOUNT

@@ -107,6 +107,32 @@ def cross_validate(
         ('identity', 1.0, 1.0)
     """
     candidates = tuple(Candidate(find_family(one), dict(two)) for one, two in product(families, variants))
+    _check(candidates, options)
+    fitted_on, held_back = parts if parts is not None else cut_samples(data, share, seed)
+    tried: dict[str, Any] = {"seeds": (seed,), **options}
+    shorter: dict[str, Any] = {**tried, **({"epochs": 5} if trial is None else trial)}
+    trials = stitches(
+        front, back, at, [find_family(one) for one in families], data=fitted_on, test=held_back, variants=variants,
+        out=_inside(out, "trials"), **shorter,
+    )  # fmt: skip
+    places = [trials[i : i + len(candidates)] for i in range(0, len(trials), len(candidates))]
+    cuts = [(place[0].cut.front, place[0].cut.back) for place in places]
+    accuracies = [tuple(map(_accuracy, place)) for place in places]
+    chosen = [max(range(len(candidates)), key=lambda i: (row[i], -i)) for row in accuracies]
+    final: dict[int, Stitch] = {}
+    for number in sorted(set(chosen)):
+        here = [i for i, one in enumerate(chosen) if one == number]
+        candidate = candidates[number]
+        found = stitches(
+            front, back, [cuts[i] for i in here], candidate.family, data=data, direct_data=direct_data, test=test,
+            variants=[candidate.settings], out=_inside(out, f"candidate{number}"), **tried,
+        )  # fmt: skip
+        final |= dict(zip(here, found, strict=True))
+    return tuple(Choice(candidates, accuracies[i], chosen[i], final[i]) for i in range(len(places)))
+
+
+def _check(candidates: Sequence[Candidate], options: Mapping[str, Any]) -> None:
+    """Refuse what leaves nothing to choose, or fits a candidate more than once."""
     if len(candidates) < 2:
         raise InputError(
             f"Cross-validation was asked for with {len(candidates)} candidates, so there is nothing to choose. Give "
@@ -117,27 +143,6 @@ def cross_validate(
             "Cross-validation fits every candidate once, in one way: give seed=, a number, in place of seeds=, and one "
             'fit, "task" or "direct".'
         )
-    fitted_on, held_back = parts if parts is not None else cut_samples(data, share, seed)
-    tried: dict[str, Any] = {"seeds": (seed,), **options}
-    shorter: dict[str, Any] = {**tried, **({"epochs": 5} if trial is None else trial)}
-    trials = stitches(
-        front, back, at, [find_family(one) for one in families], data=fitted_on, test=held_back, variants=variants,
-        out=_inside(out, "trials"), **shorter,
-    )  # fmt: skip
-    places = [trials[i : i + len(candidates)] for i in range(0, len(trials), len(candidates))]
-    accuracies = [tuple(map(_accuracy, place)) for place in places]
-    chosen = [max(range(len(candidates)), key=lambda i: (row[i], -i)) for row in accuracies]
-    final: dict[int, Stitch] = {}
-    for number in sorted(set(chosen)):
-        here = [i for i, one in enumerate(chosen) if one == number]
-        candidate = candidates[number]
-        found = stitches(
-            front, back, [(places[i][0].cut.front, places[i][0].cut.back) for i in here], candidate.family, data=data,
-            direct_data=direct_data, test=test, variants=[candidate.settings], out=_inside(out, f"candidate{number}"),
-            **tried,
-        )  # fmt: skip
-        final |= dict(zip(here, found, strict=True))
-    return tuple(Choice(candidates, accuracies[i], chosen[i], final[i]) for i in range(len(places)))
 
 
 def split(samples: int, share: float = 0.8, seed: int = 0) -> tuple[Int[Tensor, " first"], Int[Tensor, " second"]]:

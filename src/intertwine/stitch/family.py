@@ -6,29 +6,15 @@ from collections.abc import Callable
 
 from intertwine.errors import InputError, did_you_mean
 from intertwine.stitch.families.base import Family, Parameters
-from intertwine.stitch.families.birkhoff import Birkhoff
 from intertwine.stitch.families.group import family_of, named_activation
-from intertwine.stitch.families.linear import Identity, Linear
 from intertwine.stitch.families.lowrank import LowRank
-from intertwine.stitch.families.masked import MASKS, Masked
-from intertwine.stitch.families.monomial import Monomial
-from intertwine.stitch.families.orthogonal import Orthogonal
-from intertwine.stitch.families.softsort import SoftSort
+from intertwine.stitch.families.registry import known_families
 from intertwine.stitch.families.sparse import Sparse
 from intertwine.stitch.linear_map import LinearMap
 from intertwine.stitch.moments import Moments
 
 __all__ = ["Family", "Parameters", "families", "family_of", "find_family", "fit_direct"]
 
-_FIXED: dict[str, Family] = {
-    family.name: family
-    for family in (
-        Identity(), Linear(), Linear(bias=True), Orthogonal(), Orthogonal(bias=True), Monomial("one"), Monomial("sign"),
-        Monomial("positive"), Monomial("positive", annealed=True), Monomial("nonzero"),
-        Monomial("nonzero", annealed=True),
-        Birkhoff(), SoftSort(), *(Masked(mask, bias=bias) for mask in MASKS for bias in (False, True)),
-    )
-}  # fmt: skip
 _BY_NUMBER: dict[str, Callable[[str, bool], Family]] = {
     "lowrank": lambda text, bias: LowRank(int(text), bias=bias),
     "sparse": lambda text, bias: Sparse(float(text), bias=bias),
@@ -42,7 +28,7 @@ def families() -> tuple[str, ...]:
         >>> "relu" in families(), "lowrank:K" in families()
         (True, True)
     """
-    return (*_FIXED, "lowrank:K", "lowrank:K+bias", "sparse:λ", "sparse:λ+bias", "group:ACTIVATION")
+    return (*known_families(), "lowrank:K", "lowrank:K+bias", "sparse:λ", "sparse:λ+bias", "group:ACTIVATION")
 
 
 def find_family(family: str | Family) -> Family:
@@ -59,8 +45,9 @@ def find_family(family: str | Family) -> Family:
     """
     if isinstance(family, Family):
         return family
-    if family in _FIXED:
-        return _FIXED[family]
+    known = known_families()
+    if family in known:
+        return known[family]
     kind, _, rest = family.partition(":")
     if kind in _BY_NUMBER:
         return _numbered(family, kind, rest)

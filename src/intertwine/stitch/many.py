@@ -13,7 +13,7 @@ from torch import nn
 
 from intertwine.checkpoint import digest
 from intertwine.errors import InputError
-from intertwine.features.batches import calls, placed
+from intertwine.features.batches import Call, calls, placed
 from intertwine.stitch.collection import Stitches
 from intertwine.stitch.family import Family, find_family
 from intertwine.stitch.fitting import Fitted, Results, Sources, fit_group
@@ -95,30 +95,41 @@ def stitches(
     check_readable_again(test)
     check_readable_again(direct_data)
     tell = progress or (lambda doing, part: None)
-    example = next(iter(calls(data)), None)
-    if example is None:
-        raise InputError("Stitching was asked for on data without batches. Pass batches of (inputs, targets).")
-    splice = Splice(front, back, at, placed(example, back), skip=skip, resize=resize, layouts=layouts)
+    splice = Splice(front, back, at, placed(_example(data), back), skip=skip, resize=resize, layouts=layouts)
     jobs = _jobs(splice, families, fit, recipe, seeds, variants, options)
     moments: tuple[Moments, ...] | None = None
     if any(job.settings.start == "direct" or isinstance(job.family, Fixed) for job in jobs):
         moments = moments_of(splice, direct_data, lambda part: tell("taking moments", MOMENTS * part))
     for job in jobs:
         _begin(job, splice, moments)
-    groups: dict[tuple[Any, ...], list[Job]] = {}
-    for job in jobs:
-        groups.setdefault(tuple(getattr(job.settings, name) for name in SHARED), []).append(job)
     store = Store(None, {}) if out is None else Store(Path(out), _plan(splice, jobs))
-    results, done = Results(), 0
-    for number, group in enumerate(groups.values()):
-        part = _part_of(tell, done / len(jobs), len(group) / len(jobs))
-        found = fit_group(splice, group, Sources(data, direct_data, test), store, number, part)
-        results.last |= found.last
-        results.best |= found.best
-        done += len(group)
+    results = _fitted(splice, jobs, Sources(data, direct_data, test), store, tell)
     with splice.running():
         whole = accuracy_of(front, test), accuracy_of(back, test)
     return Stitches(_outcome(splice, job, results, recipe, whole, test is data) for job in jobs)
+
+
+def _example(data: Any) -> Call:
+    """The first batch, which shows what the networks are called with."""
+    example = next(iter(calls(data)), None)
+    if example is None:
+        raise InputError("Stitching was asked for on data without batches. Pass batches of (inputs, targets).")
+    return example
+
+
+def _fitted(splice: Splice, jobs: Sequence[Job], sources: Sources, store: Store, tell: Progress) -> Results:
+    """Fit all jobs; those that agree in the settings that concern a whole pass are fitted together."""
+    groups: dict[tuple[Any, ...], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(tuple(getattr(job.settings, name) for name in SHARED), []).append(job)
+    results, done = Results(), 0
+    for number, group in enumerate(groups.values()):
+        part = _part_of(tell, done / len(jobs), len(group) / len(jobs))
+        found = fit_group(splice, group, sources, store, number, part)
+        results.last |= found.last
+        results.best |= found.best
+        done += len(group)
+    return results
 
 
 def _part_of(tell: Progress, behind: float, size: float) -> Progress:

@@ -7,8 +7,9 @@ The names are loaded on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from intertwine.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from intertwine.study.plan import Part as Part
@@ -19,22 +20,15 @@ if TYPE_CHECKING:
     from intertwine.study.running import run as run
     from intertwine.study.store import Store as Store
 
-_HOMES = {
-    "Part": "plan",
-    "Plan": "plan",
-    "ZooPlan": "plan",
-    "read_plan": "plan",
-    "Study": "running",
-    "run": "running",
-    "Store": "store",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"intertwine.study.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'intertwine.study' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Part": "plan",
+        "Plan": "plan",
+        "ZooPlan": "plan",
+        "read_plan": "plan",
+        "Study": "running",
+        "run": "running",
+        "Store": "store",
+    },
+)

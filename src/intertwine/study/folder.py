@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from intertwine.errors import InputError
+from intertwine.files import sync_folder
 
 PLAN = "plan.json"
 FORMAT = 1  # of everything in the folder; a later layout counts up, so that an older intertwine does not misread it
@@ -121,17 +122,6 @@ def writing(folder: Path) -> Iterator[None]:
             f"Results were to be written into {folder}, which cannot be done ({error.strerror}). Nothing that is "
             f"already stored there is lost. {advice}"
         ) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, as `fsync` has the contents of a file."""
-    if os.name == "nt":  # Windows cannot open a folder, and keeps names without being asked
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _refuse_other_files(folder: Path) -> None:

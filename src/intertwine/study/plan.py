@@ -124,10 +124,14 @@ def read_plan(path: str | Path) -> Plan:
         raise InputError(
             f"The plan {path} was asked for and cannot be read ({error.strerror}). Give the path of a TOML file."
         ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"The plan {path} is no text ({error}). Give the path of a TOML file in UTF-8.") from error
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The plan {path} is no TOML: {error}. Mend that line.") from error
+    except RecursionError as error:
+        raise InputError(f"The plan {path} has lists or tables nested too deeply. Write it flat.") from error
     return plan_of(data, path.name, Lines(text))
 
 
@@ -175,11 +179,23 @@ class _Reader:
         self, table: Mapping[str, Any], key: str, kind: Any, place: tuple[str | int, ...], default: Any = None
     ) -> Any:
         value = table.get(key, default)
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or isinstance(value, bool):
             what = "is missing" if key not in table else f"is {value!r}"
-            wanted = " or ".join(k.__name__ for k in getattr(kind, "__args__", (kind,)))
-            self.refuse(f"{key} {what}; it must be a {wanted}", *place, key)
+            self.refuse(f"{key} {what}; it must be a {_named(kind)}", *place, key)
         return value
+
+    def many(self, table: Mapping[str, Any], key: str, kind: Any, place: tuple[str | int, ...]) -> tuple[Any, ...]:
+        """A list whose entries are all of one kind."""
+        values = self.typed(table, key, list | tuple, place, ())
+        for value in values:
+            if not isinstance(value, kind) or isinstance(value, bool):
+                self.refuse(f"{key} holds {value!r}; its entries must be {_named(kind)}", *place, key)
+        return tuple(values)
+
+    def pair(self, value: Sequence[Any], *place: str | int) -> tuple[int, int]:
+        if len(value) != 2 or not all(isinstance(seed, int) for seed in value):
+            self.refuse(f"pairs holds {value!r}; a pair is two seeds, such as [0, 1]", *place)
+        return value[0], value[1]
 
     def zoo(self, table: Any, name: str) -> ZooPlan:
         place = ("zoos", name)
@@ -189,20 +205,24 @@ class _Reader:
             self.refuse(f"zoo {name!r} needs either a folder, or an architecture to train", *place)
         if table.get("folder") is not None:
             return ZooPlan(folder=self.typed(table, "folder", str, place))
-        given = table.get("seeds", "")
-        seeds = tuple(read_seeds(given)) if isinstance(given, str) and given else tuple(given)
+        given = self.typed(table, "seeds", str | list | tuple, place, "")
+        seeds = tuple(read_seeds(given)) if isinstance(given, str) and given else self.many(table, "seeds", int, place)
         if not seeds:
             self.refuse(f'zoo {name!r} has no seeds; write seeds = "0:4" for four networks', *place)
+        recipe = self.typed(table, "recipe", str, place) if table.get("recipe") is not None else None
         return ZooPlan(
-            None, self.typed(table, "architecture", str, place), self.typed(table, "data", str, place), seeds,
-            table.get("recipe"), dict(table.get("options") or {}),
-            dict(table.get("changes") or {}) | {key: table[key] for key in sorted(changes & set(table))},
+            None, self.typed(table, "architecture", str, place), self.typed(table, "data", str, place), seeds, recipe,
+            dict(self.typed(table, "options", Mapping, place, {})),
+            dict(self.typed(table, "changes", Mapping, place, {}))
+            | {key: self.typed(table, key, int | float, place) for key in sorted(changes & set(table))},
         )  # fmt: skip
 
     def part(self, table: Any, number: int, zoos: Mapping[str, ZooPlan]) -> Part:
         place = ("parts", number)
         self.only(table, {f.name for f in fields(Part)}, *place)
         names = self.typed(table, "zoos", list | tuple, place, list(zoos))
+        if not names:
+            self.refuse("it names no zoo; leave zoos out to look at all of them", *place, "zoos")
         for name in names:
             if name not in zoos:
                 self.refuse(
@@ -212,7 +232,7 @@ class _Reader:
         if isinstance(pairs, str) and pairs not in PAIRS:
             self.refuse(f'pairs = {pairs!r}; write "all", "neighbours" or a list such as [[0, 1]]', *place, "pairs")
         if not isinstance(pairs, str):
-            pairs = tuple((int(a), int(b)) for a, b in pairs)
+            pairs = tuple(self.pair(one, *place, "pairs") for one in self.many(table, "pairs", list | tuple, place))
         grid = self.typed(table, "grid", Mapping, place, {})
         for key, values in grid.items():
             if not isinstance(values, list | tuple) or not values:
@@ -221,7 +241,11 @@ class _Reader:
         if repeats < 1:
             self.refuse(f"repeats = {repeats}; it must be 1 or more", *place, "repeats")
         return Part(
-            self.typed(table, "verb", str, place), tuple(names), tuple(table.get("networks", ())), pairs,
-            tuple(table.get("layers", ())), dict(self.typed(table, "options", Mapping, place, {})),
+            self.typed(table, "verb", str, place), tuple(names), self.many(table, "networks", int, place), pairs,
+            self.many(table, "layers", str, place), dict(self.typed(table, "options", Mapping, place, {})),
             {key: tuple(values) for key, values in grid.items()}, repeats,
         )  # fmt: skip
+
+
+def _named(kind: Any) -> str:
+    return " or ".join(k.__name__ for k in getattr(kind, "__args__", (kind,)))

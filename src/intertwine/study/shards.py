@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from intertwine.errors import InputError
-from intertwine.study.folder import sync_folder
+from intertwine.files import whole
 from intertwine.study.journal import NUMBERS, ROW
 from intertwine.study.rows import COLUMNS
 
@@ -71,17 +70,8 @@ def write_shard(path: Path, rows: Any) -> None:
     """Write a table as a Parquet file that is whole or not there, also after a power cut."""
     memory = io.BytesIO()
     rows.write_parquet(memory, compression="zstd")
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(memory.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)  # on a full disk it takes the room that others need
-        raise
-    sync_folder(path.parent)
+    with whole(path) as part:
+        part.write_bytes(memory.getbuffer())
 
 
 def read_shard(path: Path, columns: Sequence[str]) -> Any:

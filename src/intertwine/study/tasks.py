@@ -7,12 +7,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from typing import Any, NoReturn
 
 from intertwine.errors import InputError, did_you_mean
 from intertwine.study.plan import Part, Plan
 from intertwine.study.verbs import VERBS, Verb
 from intertwine.study.zoos import KnownZoo
+
+#: Tasks of one part on one zoo: all are held in memory, and a slip in a grid soon asks for more than anybody waits for.
+MOST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,9 @@ class _Checked:
         if not chosen:
             self.refuse(f"zoo {zoo.name!r} has no pair of networks: it has {len(zoo.seeds)}")
         layers: tuple[str | None, ...] = part.layers if self.verb.layered else (None,)
+        count = len(chosen) * len(layers) * prod(map(len, part.grid.values())) * part.repeats
+        if count > MOST:
+            self.refuse(f"it asks for {count:,} tasks, and at most {MOST:,} are allowed. Give fewer values or repeats")
         extra = {"layers": list(part.layers)} if part.layers and not self.verb.layered else {}
         for (a, b), layer, values in product(chosen, layers, product(*part.grid.values())):
             options = {**part.options, **extra, **dict(zip(part.grid, values, strict=True))}

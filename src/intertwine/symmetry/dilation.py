@@ -93,9 +93,10 @@ def _candidates(tracks: Sequence[_Track], most: int = 8) -> list[float]:
     waves = [track(np.arange(track.start, track.stop, _STEP)) for track in tracks]
     longest = min(round(WIDEST * math.log(10) / _STEP), *(len(w) * 2 // 3 for w in waves))
     alike = np.zeros(longest)
-    for shift in range(1, longest):
-        later, now = (np.concatenate(part) for part in zip(*((w[shift:], w[:-shift]) for w in waves), strict=True))
-        alike[shift] = abs(later @ now) / math.sqrt((later @ later) * (now @ now))
+    for shift in range(1, longest):  # track by track: products of joined tracks are so long that BLAS starts threads
+        pairs = [(w[shift:], w[:-shift]) for w in waves]
+        product, after, before = (sum(terms) for terms in zip(*((a @ b, a @ a, b @ b) for a, b in pairs), strict=True))
+        alike[shift] = abs(product) / math.sqrt(after * before)
     peaks = [k for k in range(2, longest - 1) if alike[k - 1] <= alike[k] >= alike[k + 1] and alike[k] > 0.5]
     return [k * _STEP for k in sorted(peaks, key=lambda k: -alike[k])[:most]]
 

@@ -10,13 +10,15 @@ from math import prod
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
+from intertwine.files import writing
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.layout import Dim, Leaf, base_dims, spread
+from intertwine.symmetry.parts import fault
 
 
 @dataclass(frozen=True)
@@ -197,24 +199,35 @@ class Element:
         return max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
 
     def save(self, path: str | Path) -> None:
-        """Write the element to a safetensors file."""
+        """Write the element to a safetensors file, which is whole or not there."""
         tensors = {f"{i}.{name}": t.contiguous() for i, move in self.moves.items() for name, t in move.items()}
         head = {"signature": self.signature, "strands": json.dumps([asdict(s) for s in self.strands])}
-        save_file(tensors, str(path), metadata=head)
+        with writing(path) as part:
+            save_file(tensors, part, metadata=head)
 
     @classmethod
     def load(cls, path: str | Path) -> Element:
-        """Read an element written by `save`."""
-        with safe_open(str(path), framework="pt") as file:
-            head = file.metadata() or {}
+        """Read an element written by `save`.
+
+        Raises:
+            InputError: no such file, a damaged one, or one that holds no element of the group that it names.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                head = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no dict)
             if "strands" not in head:
                 raise InputError(f"{path} holds tensors but no symmetry element. Pass a file written by Element.save.")
             strands = tuple(Strand(**(s | {"bases": tuple(s["bases"])})) for s in json.loads(head["strands"]))
-            parts: dict[int, dict[str, Tensor]] = {}
-            for key in file.keys():  # noqa: SIM118  (a safetensors handle is not a dict)
-                i, name = key.split(".")
-                parts.setdefault(int(i), {})[name] = file.get_tensor(key)
-        return cls(strands, {i: Move(**parts[i]) for i in sorted(parts)}, head["signature"])
+            moves = _moves(strands, tensors)
+            return cls(strands, moves, head["signature"])
+        except InputError:
+            raise
+        except (OSError, SafetensorError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise InputError(
+                f"The element {path} could not be read ({type(error).__name__}: {error}). Pass a whole file that "
+                "Element.save wrote; copy it again from where it comes from if it was damaged."
+            ) from error
 
     def _check_same(self, other: Element) -> None:
         if self.signature != other.signature:
@@ -226,6 +239,18 @@ class Element:
     def __repr__(self) -> str:
         moved = sum(1 for i, m in self.moves.items() if not _is_identity(m, identity_move(self.strands, i)))
         return f"Element({moved} of {len(self.moves)} wires moved)"
+
+
+def _moves(strands: Sequence[Strand], tensors: Mapping[str, Tensor]) -> dict[int, Move]:
+    """The moves of a file, by strand; refused where they are none of their group."""
+    parts: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        i, name = key.split(".")
+        parts.setdefault(int(i), {})[name] = tensor
+    for i, found in parts.items():
+        if wrong := fault(found, dict(identity_move(strands, i).items()), strands[i].matrix):
+            raise ValueError(f"wire {strands[i].name!r}: {wrong}")
+    return {i: Move(**parts[i]) for i in sorted(parts)}
 
 
 def _is_identity(move: Move, identity: Move) -> bool:

@@ -19,6 +19,11 @@ from intertwine.symmetry.activation import activation_group
 from intertwine.symmetry.occurrence import Occurrence, occurrences
 from intertwine.symmetry.scales import Equations, Unknown
 
+#: A tensor → the occurrences of atoms on each of its axes.
+Places = Mapping[Value, list[list[Occurrence]]]
+#: Who takes part in a label of a meeting: a tensor, its window, and the occurrences in that.
+Held = list[tuple[Value, Window, list[Occurrence]]]
+
 
 @dataclass
 class Matrices:
@@ -37,63 +42,75 @@ def find_matrices(
 ) -> Matrices:
     """All atoms of the graph's parameters that carry GL(n) or O(n)."""
     places = {v: occurrences(v) for v in graph.tape.values if not v.lazy}
-    found, obstacles, lengths = Matrices(), set[Atom](), set[Atom]()
-    squares = found.squares = _squares_that_are_summed(graph)
-    linear: dict[str, bool] = {}
-    for meeting in graph.tape.meetings:
-        if isinstance(meeting, Reshaped):
-            obstacles |= _reread(meeting, places)
-            continue
-        obstacles |= _uncovered(meeting, places)
-        for label, law in meeting.laws.items():
-            held = _held(meeting, label, places)
-            atoms = {o.atom for _, _, occurred in held for o in occurred}
-            if _is_linear(law, linear):
-                obstacles |= {
-                    a
-                    for a in atoms
-                    if len(
-                        {
-                            frozenset(o.key(w) for o in os if o.atom is a)
-                            for _, w, os in held
-                            if any(o.atom is a for o in os)
-                        }
-                    )
-                    > 1
-                }
-            elif all(_alone(v, w) for v, w, _ in held) and (
-                _takes_length(meeting, label) or _of_squares(meeting, squares)
-            ):
-                lengths |= atoms
-                if meeting.length is not None and meeting.length.weight is not None:
-                    for a in atoms:
-                        found.diagonals[a].add(meeting.length.weight)
-            elif (weight := _diagonal(meeting, label, held, graph)) is not None:
-                for a in atoms:
-                    found.diagonals[a].add(weight)
-            else:
-                obstacles |= atoms
+    found = Matrices(squares=_squares_that_are_summed(graph))
+    seen = _Survey(graph, places, found)
     bases = {a for own in over.values() for a in own}
     for atom, vectors in scales.items():
-        if atom in obstacles or atom in bases or atom.frozen is not None or atom.size < 2:
+        if atom in seen.obstacles or atom in bases or atom.frozen is not None or atom.size < 2:
             continue
-        if atom in lengths and _can_fold(found.diagonals.get(atom, set()), vectors, equations, places):
-            found.kind[atom] = "O"
-        elif (
-            atom not in lengths
-            and not found.diagonals.get(atom)
-            and len(vectors) == 1
-            and all(abs(vectors[0].get(u, 0)) == 1 for u in equations.unknowns_of[atom])
-        ):
+        weights = found.diagonals.get(atom, set())
+        if atom in seen.lengths:
+            if _can_fold(weights, vectors, equations, places):
+                found.kind[atom] = "O"
+        elif not weights and _moves_all_alike(atom, vectors, equations):
             found.kind[atom] = "GL"
     return found
+
+
+class _Survey:
+    """What the meetings of a graph make of its atoms: where no matrix can pass, where only lengths are looked at."""
+
+    def __init__(self, graph: Graph, places: Places, found: Matrices) -> None:
+        self.obstacles, self.lengths = set[Atom](), set[Atom]()
+        self._graph, self._places, self._found = graph, places, found
+        self._linear: dict[str, bool] = {}
+        for meeting in graph.tape.meetings:
+            if isinstance(meeting, Reshaped):
+                self.obstacles |= _reread(meeting, places)
+            else:
+                self.obstacles |= _uncovered(meeting, places)
+                for label in meeting.laws:
+                    self._take(meeting, label)
+
+    def _take(self, meeting: Meeting, label: Label) -> None:
+        held = _held(meeting, label, self._places)
+        atoms = {o.atom for _, _, occurred in held for o in occurred}
+        if _is_linear(meeting.laws[label], self._linear):
+            self.obstacles |= {a for a in atoms if _meets_itself_moved(a, held)}
+        elif self._looks_at_lengths(meeting, label, held):
+            self.lengths |= atoms
+            self._weigh(atoms, None if meeting.length is None else meeting.length.weight)
+        elif (weight := _diagonal(meeting, label, held, self._graph)) is not None:
+            self._weigh(atoms, weight)
+        else:
+            self.obstacles |= atoms
+
+    def _looks_at_lengths(self, meeting: Meeting, label: Label, held: Held) -> bool:
+        lengths = _takes_length(meeting, label) or _of_squares(meeting, self._found.squares)
+        return lengths and all(_alone(v, w) for v, w, _ in held)
+
+    def _weigh(self, atoms: set[Atom], weight: Value | None) -> None:
+        if weight is not None:
+            for atom in atoms:
+                self._found.diagonals[atom].add(weight)
+
+
+def _meets_itself_moved(atom: Atom, held: Held) -> bool:
+    """Whether two tensors hold an atom at different places of one label: a matrix would mix what belongs apart."""
+    keys = [frozenset(o.key(w) for o in occurred if o.atom is atom) for _, w, occurred in held]
+    return len({own for own in keys if own}) > 1
+
+
+def _moves_all_alike(atom: Atom, vectors: list[dict[Unknown, Fraction]], equations: Equations) -> bool:
+    """Whether one scale acts on the atom, by its size or its inverse, wherever the atom stands."""
+    return len(vectors) == 1 and all(abs(vectors[0].get(u, 0)) == 1 for u in equations.unknowns_of[atom])
 
 
 def _can_fold(
     weights: set[Value],
     vectors: list[dict[Unknown, Fraction]],
     equations: Equations,
-    places: Mapping[Value, list[list[Occurrence]]],
+    places: Places,
 ) -> bool:
     """Whether every diagonal weight has a scale that moves it and no other of them."""
     own = {w: equations.at(w, places[w][0][0]) for w in weights}
@@ -101,10 +118,7 @@ def _can_fold(
     return {moved[0] for moved in alone if len(moved) == 1} == weights
 
 
-Held = list[tuple[Value, Window, list[Occurrence]]]
-
-
-def _held(meeting: Meeting, label: Label, places: Mapping[Value, list[list[Occurrence]]]) -> Held:
+def _held(meeting: Meeting, label: Label, places: Places) -> Held:
     """(tensor, window, occurrences in it) for every operand that takes part in a label."""
     return [
         (operand.value, w, [o for o in places[operand.value][w.axis] if o.meets(w)])
@@ -114,7 +128,7 @@ def _held(meeting: Meeting, label: Label, places: Mapping[Value, list[list[Occur
     ]
 
 
-def _uncovered(meeting: Meeting, places: Mapping[Value, list[list[Occurrence]]]) -> set[Atom]:
+def _uncovered(meeting: Meeting, places: Places) -> set[Atom]:
     found = set()
     for operand in meeting.operands:
         covered = {w.axis for w in operand.windows}
@@ -122,7 +136,7 @@ def _uncovered(meeting: Meeting, places: Mapping[Value, list[list[Occurrence]]])
     return found
 
 
-def _reread(meeting: Reshaped, places: Mapping[Value, list[list[Occurrence]]]) -> set[Atom]:
+def _reread(meeting: Reshaped, places: Places) -> set[Atom]:
     """Atoms that a reshape shows in another number of places than before."""
     counts: list[dict[Atom, int]] = []
     for value in (meeting.source, meeting.result):

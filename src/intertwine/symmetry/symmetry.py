@@ -294,7 +294,8 @@ class Symmetry:
                 f"An Element was expected, a {type(g).__name__} was given. Make one with sym.random(), "
                 f"sym.identity() or Element.load(file)."
             )
-        if g.signature != self.signature:
+        own = self.identity()
+        if (g.signature, g.strands, set(g.moves)) != (own.signature, own.strands, set(own.moves)):
             raise MismatchError(
                 "The element belongs to the symmetry of another architecture. Use an element made by this "
                 "symmetry (sym.random, Element.load of its file)."

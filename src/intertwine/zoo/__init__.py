@@ -10,8 +10,9 @@ The names are loaded on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from intertwine.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from intertwine.zoo.concepts import concept_images as concept_images
@@ -25,25 +26,18 @@ if TYPE_CHECKING:
     from intertwine.zoo.recipe import Recipe as Recipe
     from intertwine.zoo.training import train as train
 
-_HOMES = {
-    "architectures": "networks.registry",
-    "build": "networks.registry",
-    "concept_images": "concepts",
-    "Dataset": "datasets.dataset",
-    "download": "datasets.download",
-    "data": "datasets.find",
-    "Zoo": "folder",
-    "load": "folder",
-    "Recipe": "recipe",
-    "train": "training",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"intertwine.zoo.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'intertwine.zoo' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "architectures": "networks.registry",
+        "build": "networks.registry",
+        "concept_images": "concepts",
+        "Dataset": "datasets.dataset",
+        "download": "datasets.download",
+        "data": "datasets.find",
+        "Zoo": "folder",
+        "load": "folder",
+        "Recipe": "recipe",
+        "train": "training",
+    },
+)

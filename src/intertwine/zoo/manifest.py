@@ -13,11 +13,11 @@ from intertwine.files import write_json
 FILE = "manifest.json"
 FORMAT = 1
 Kind = TypeVar("Kind")
-#: What the parts of a plan must say.
-NEEDED = {
-    "architecture": ("name", "options"),
-    "recipe": ("name",),
-    "data": ("name", "checksum", "mean", "std", "classes", "shape"),
+#: What the parts of a plan must say, and of what kind it is.
+NEEDED: dict[str, dict[str, type]] = {
+    "architecture": {"name": str, "options": dict},
+    "recipe": {"name": str},
+    "data": {"name": str, "checksum": str, "mean": list, "std": list, "classes": list, "shape": list},
 }
 
 
@@ -134,10 +134,20 @@ def _made(kind: type[Kind], entries: Any) -> Kind:
 
 
 def _check_needed(plan: Plan) -> None:
-    for part, names in NEEDED.items():
-        lacks = [name for name in names if name not in getattr(plan, part)]
+    for part, kinds in NEEDED.items():
+        said = getattr(plan, part)
+        lacks = [name for name in kinds if name not in said]
         if lacks:
             raise ValueError(f"the {part} of its plan lacks {', '.join(lacks)}")
+        for name, kind in kinds.items():
+            if not isinstance(said[name], kind):
+                raise ValueError(f"the {name} of the {part} of its plan is {_short(repr(said[name]))}")
+    if len(plan.data["shape"]) != 3 or not all(isinstance(size, int) and size > 0 for size in plan.data["shape"]):
+        raise ValueError(f"the shape of the data of its plan is {_short(repr(plan.data['shape']))}")
+    for name in ("mean", "std"):
+        numbers = plan.data[name]
+        if len(numbers) != plan.data["shape"][0] or not all(isinstance(x, int | float) for x in numbers):
+            raise ValueError(f"the {name} of the data of its plan is {_short(repr(numbers))}")
 
 
 def _pairs(a: Any, b: Any, name: str = "") -> list[tuple[str, Any, Any]]:

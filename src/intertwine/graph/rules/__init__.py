@@ -1,16 +1,7 @@
-"""Built-in rules, one file per family of ops. Importing this package registers them all."""
+"""Built-in rules, one file per family of ops. Importing this package imports them all, which registers their rules."""
 
-from intertwine.graph.rules import (  # noqa: F401
-    attention,
-    blocks,
-    constant,
-    convolution,
-    elementwise,
-    indexing,
-    linear,
-    norm,
-    pooling,
-    recurrent,
-    reduce,
-    shape,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _module in sorted(module.name for module in iter_modules(__path__)):
+    import_module(f"{__name__}.{_module}")

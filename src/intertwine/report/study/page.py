@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from intertwine.errors import InputError
+from intertwine.files import write_text
 from intertwine.report.study.barriers import barriers
 from intertwine.report.study.commands import Commands
 from intertwine.report.study.dissection import dissection
@@ -63,13 +64,7 @@ def write_study(
     """
     text = study_page(read(records), plan or {}, networks or {}, failures)
     file = Path(path)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"The report was to be written to {path}, which cannot be done ({error.strerror}). Choose another place."
-        ) from error
+    write_text(file, text)
     return file
 
 

@@ -17,6 +17,7 @@ from intertwine.shapes import Float
 from intertwine.stitch.assignment import FLOOR, best_assignment, matrix_from
 from intertwine.stitch.families.base import Family, Parameters, leaf
 from intertwine.stitch.families.monomial import Monomial
+from intertwine.stitch.families.registry import register
 from intertwine.stitch.linear_map import LinearMap
 from intertwine.stitch.moments import Moments
 
@@ -130,3 +131,6 @@ def sum_error(matrix: Float[Tensor, "n n"]) -> float:
     0.25
     """
     return float(torch.stack([(matrix.sum(axis) - 1).abs().max() for axis in (0, 1)]).max())
+
+
+register(Birkhoff())

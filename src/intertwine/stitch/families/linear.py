@@ -10,6 +10,7 @@ from torch import Tensor
 from intertwine.errors import MismatchError
 from intertwine.stitch.direct import least_squares
 from intertwine.stitch.families.base import Family, Parameters, leaf
+from intertwine.stitch.families.registry import register
 from intertwine.stitch.families.starts import PLAIN_STARTS, random_uniform, start_matrix
 from intertwine.stitch.linear_map import LinearMap
 from intertwine.stitch.moments import Moments
@@ -84,3 +85,6 @@ def with_bias(parameters: Parameters, bias: Tensor | None, wanted: bool) -> Para
     matrix = next(iter(parameters.values()))
     outputs = matrix.shape[0]
     return parameters | {"bias": leaf(matrix.new_zeros(outputs) if bias is None else bias)}
+
+
+register(Identity(), Linear(), Linear(bias=True))

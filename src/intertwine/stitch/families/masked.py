@@ -13,6 +13,7 @@ from intertwine.stitch.assignment import check_injection, correlations, matrix_f
 from intertwine.stitch.direct import fitted
 from intertwine.stitch.families.base import Family, Parameters, leaf
 from intertwine.stitch.families.linear import with_bias
+from intertwine.stitch.families.registry import register
 from intertwine.stitch.families.starts import random_order
 from intertwine.stitch.linear_map import LinearMap
 from intertwine.stitch.moments import Moments, Products
@@ -95,3 +96,6 @@ class Masked(Family):
             return places * torch.where(lengths > 0, products.ab.T / torch.where(lengths > 0, lengths, 1.0), 0.0)
 
         return fitted(moments, self.bias, fit)
+
+
+register(*(Masked(mask, bias=bias) for mask in MASKS for bias in (False, True)))

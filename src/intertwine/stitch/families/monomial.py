@@ -29,6 +29,7 @@ from intertwine.stitch.assignment import (
     usual_factors,
 )
 from intertwine.stitch.families.base import Family, Parameters, leaf
+from intertwine.stitch.families.registry import register
 from intertwine.stitch.families.starts import random_order
 from intertwine.stitch.linear_map import LinearMap
 from intertwine.stitch.moments import Moments
@@ -166,3 +167,9 @@ def best_order(scores: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "output
     """The best assignment by the scores, as a matrix of zeros and ones."""
     order = best_assignment(scores)
     return matrix_from(order, torch.ones(len(order), dtype=scores.dtype, device=scores.device), scores.shape[1])
+
+
+register(
+    *(Monomial(factors) for factors in ("one", "sign", "positive", "nonzero")),
+    *(Monomial(factors, annealed=True) for factors in ("positive", "nonzero")),
+)

@@ -11,6 +11,7 @@ from intertwine.shapes import Float
 from intertwine.stitch.direct import fitted, polar, procrustes
 from intertwine.stitch.families.base import Family, Parameters, leaf
 from intertwine.stitch.families.linear import with_bias
+from intertwine.stitch.families.registry import register
 from intertwine.stitch.families.starts import start_matrix
 from intertwine.stitch.linear_map import LinearMap
 from intertwine.stitch.moments import Moments
@@ -78,3 +79,6 @@ def nearly_polar(matrix: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outp
     for _ in range(ROUNDS):
         x = 1.5 * x - 0.5 * (x @ x.mT) @ x
     return x if wide else x.mT
+
+
+register(Orthogonal(), Orthogonal(bias=True))

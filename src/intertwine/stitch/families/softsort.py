@@ -16,6 +16,7 @@ from intertwine.stitch.assignment import best_assignment, matrix_from
 from intertwine.stitch.families.base import Family, Parameters, leaf
 from intertwine.stitch.families.birkhoff import check_square
 from intertwine.stitch.families.monomial import Monomial
+from intertwine.stitch.families.registry import register
 from intertwine.stitch.linear_map import LinearMap
 from intertwine.stitch.moments import Moments
 
@@ -76,3 +77,6 @@ def soft_sort(keys: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
     """
     ordered = keys.sort(descending=True).values
     return torch.softmax(-(ordered[:, None] - keys[None, :]).abs() * len(keys), dim=1)
+
+
+register(SoftSort())

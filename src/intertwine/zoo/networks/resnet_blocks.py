@@ -9,6 +9,9 @@ from torch import nn
 
 from intertwine.zoo.networks.traced import Traced
 
+#: Makes an activation module; every place of a network gets its own.
+Maker = Callable[[], nn.Module]
+
 
 class PadShortcut(nn.Module):
     """Option A: every second pixel, and zeros for the channels that are new, half of them on either side.
@@ -49,15 +52,7 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(
-        self,
-        inputs: int,
-        width: int,
-        stride: int,
-        kind: str,
-        act: Callable[[], nn.Module],
-        last: Callable[[], nn.Module],
-    ) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, kind: str, act: Maker, last: Maker) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -78,15 +73,7 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(
-        self,
-        inputs: int,
-        width: int,
-        stride: int,
-        kind: str,
-        act: Callable[[], nn.Module],
-        last: Callable[[], nn.Module],
-    ) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, kind: str, act: Maker, last: Maker) -> None:
         super().__init__()
         outputs = width * self.expansion
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)

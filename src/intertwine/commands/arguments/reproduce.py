@@ -1,16 +1,16 @@
-"""The arguments of `intertwine reproduce`; torch is not needed to read them."""
+"""Arguments of `intertwine reproduce`."""
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser
 
-from intertwine.commands.arguments import add_json
+from intertwine.commands.arguments.shared import add_device, add_json
 
 SCALES = ("paper", "gpu", "cpu")
 
 
-def add_reproduce(command: argparse.ArgumentParser) -> None:
-    """`reproduce`."""
+def add(command: ArgumentParser) -> None:
+    """Give the parser its arguments."""
     command.description = (
         "Carry out experiments of the papers and show their numbers beside the printed ones. Networks and what was "
         "found are kept in the folder; a run that was stopped goes on when the same command is given again."
@@ -28,7 +28,7 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--results", metavar="PATH", help="a folder for result files, or the file of one experiment")
     command.add_argument("--data-folder", metavar="DIR", help="where data sets are (default: INTERTWINE_DATA)")
-    command.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 … (default: a GPU if there is one)")
+    add_device(command)
     command.add_argument("--plot", metavar="FILE", help="the figure of one experiment, .svg or .png")
     command.add_argument("--draw", metavar="RESULT", help="run nothing: show and draw a result that was written before")
     add_json(command)

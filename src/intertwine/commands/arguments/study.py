@@ -1,17 +1,17 @@
-"""The arguments of `intertwine study` and `report`; torch is not needed to read them."""
+"""Arguments of `intertwine study`."""
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser
 
-from intertwine.commands.arguments import add_exit_codes, add_json, positive
+from intertwine.commands.arguments.shared import add_exit_codes, add_json, positive
 
 EXECUTORS = ("serial", "processes", "ray")
 FAILED = "some tasks failed (the same command tries them again)"
 
 
-def add_study(command: argparse.ArgumentParser) -> None:
-    """`study run`."""
+def add(command: ArgumentParser) -> None:
+    """Give the parser its arguments."""
     command.description = "Carry out a plan: networks × pairs × layers × verbs × options, into one table of results."
     add_exit_codes(command, FAILED)
     verbs = command.add_subparsers(title="verbs", metavar="VERB", required=True, dest="verb")
@@ -29,11 +29,3 @@ def add_study(command: argparse.ArgumentParser) -> None:
     run.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster that is running")
     run.add_argument("--only", metavar="KEY", action="append", default=[], help="tasks whose key begins so, done again")
     add_json(run)
-
-
-def add_report(command: argparse.ArgumentParser) -> None:
-    """`report`."""
-    command.description = "Write the results of a study as one HTML file that opens from disk."
-    command.add_argument("folder", metavar="FOLDER", help="of the study, as `intertwine study run` names it")
-    command.add_argument("--out", metavar="FILE", help="the HTML file (default report.html in the folder)")
-    add_json(command)

@@ -1,0 +1,86 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+
+MODEL = (
+    "path/to/file.py:factory, timm:NAME, torchvision:NAME, hf:CONFIG (a transformers model type or a config.json), or "
+    "zoo:NAME (such as zoo:myrtle)"
+)
+#: When a command that proves a symmetry has the exit code 1.
+CERTIFICATE = "the certificate fails"
+ZOO = " A network is also named by a zoo's folder and a seed: zoos/myrtle:3."
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+def add_model(command: ArgumentParser) -> None:
+    """How a command is given one model."""
+    command.add_argument("model", metavar="MODEL", help=MODEL)
+    command.add_argument("--weights", metavar="FILE", help="a checkpoint: safetensors, or a torch.save file of tensors")
+    add_input(command)
+
+
+def add_pair(command: ArgumentParser) -> None:
+    """How a command is given two."""
+    command.add_argument("first", metavar="A", help=MODEL)
+    command.add_argument("second", metavar="B", help="likewise")
+    command.add_argument("--weights", metavar="FILE", help="a checkpoint of A")
+    command.add_argument("--weights-b", metavar="FILE", help="a checkpoint of B")
+
+
+def add_input(command: ArgumentParser) -> None:
+    """How a command is told what a model is called with."""
+    command.add_argument(
+        "--input",
+        metavar="SHAPE",
+        action="append",
+        default=[],
+        help="an example input such as 1x3x224x224, int:1x16 for integer ids, NAME=SHAPE by keyword; repeat it for "
+        "several inputs. Found automatically for timm, torchvision, hf and zoo, and through a function "
+        "example_inputs() in your file",
+    )
+
+
+def add_data(command: ArgumentParser, samples: str, default: str | None = None, needed: bool = False) -> None:
+    """How a command is given images; `samples` says what they are for, which a number limits."""
+    words = "a data set: digits, mnist, fashion-mnist, cifar10 or folder:PATH"
+    words += f" (default: {default})" if default else ""
+    command.add_argument("--data", metavar="NAME", default=default, required=needed, help=words)
+    command.add_argument("--data-folder", metavar="DIR", help="where it is (default: INTERTWINE_DATA)")
+    command.add_argument("--samples", metavar="N", type=positive, default=1000, help=f"{samples} (default 1000)")
+    command.add_argument("--batch", metavar="N", type=positive, default=250, help="images at once (default 250)")
+
+
+def add_device(command: ArgumentParser) -> None:
+    """How a command is told where to compute."""
+    command.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 … (default: a GPU if there is one)")
+
+
+def add_json(command: ArgumentParser) -> None:
+    """How a command is asked for JSON."""
+    command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+
+
+def add_exit_codes(command: ArgumentParser, one: str = "a fault in intertwine itself, with a traceback") -> None:
+    """What a command's help ends with; `one` says when its exit code is 1."""
+    command.epilog = (
+        f"Exit code: 0 done; 1 {one}; 2 not carried out, standard error says why and what to do; 130 stopped by hand."
+    )
+
+
+def add_method(command: ArgumentParser, methods: str) -> None:
+    """How a command is told by which method to align."""
+    command.add_argument("--method", metavar="NAME", default="weights", help=methods)
+    command.add_argument(
+        "--option", metavar="NAME=VALUE", action="append", default=[], help="of the method; repeat it for several"
+    )
+    command.add_argument("--seed", metavar="N", type=int, default=0, help="of the search (default 0)")
