@@ -330,10 +330,16 @@ def _edited_plan(study: Path) -> None:
 
 
 def _other_columns(study: Path) -> None:
-    import polars as pl
+    """In a child, as in `made`."""
 
-    for file in study.glob("shards/*.parquet"):
-        pl.read_parquet(file).with_columns(value=pl.lit("text"), repeat=pl.lit("text")).write_parquet(file)
+    def work() -> None:
+        import polars as pl
+
+        for file in study.glob("shards/*.parquet"):
+            pl.read_parquet(file).with_columns(value=pl.lit("text"), repeat=pl.lit("text")).write_parquet(file)
+
+    ended = forked(work)
+    assert ended.code == 0, ended.err
 
 
 # -- folded networks, results of experiments ---------------------------------------------------------------------------

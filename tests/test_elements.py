@@ -185,6 +185,17 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert same_weights(sym.act(loaded, net), sym.act(g, net))
 
 
+def test_an_element_with_a_wrong_digit_is_refused(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    file = tmp_path / "g.safetensors"
+    it.symmetry(net, torch.zeros(1, 3)).random(seed=0).save(file)
+    content = bytearray(file.read_bytes())
+    content[-8] ^= 1  # of the last number, a scale, which stays a positive one
+    file.write_bytes(content)
+    with pytest.raises(it.InputError, match=r"g\.safetensors could not be read .*it is not as it was saved"):
+        Element.load(file)
+
+
 def test_a_loaded_element_serves_a_symmetry_found_anew(tmp_path: Path) -> None:
     net, sym = found()
     g = sym.random(seed=6)

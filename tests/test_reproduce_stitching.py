@@ -140,6 +140,7 @@ def test_every_printed_number_and_every_claim_finds_its_own(name: str, scale: st
 
 def test_a_plan_like_another_changes_single_entries_at_every_scale() -> None:
     base, own = experiments.find("godfrey-fig1", "gpu"), experiments.find("godfrey-fig13", "gpu")
+    assert base.networks is not None
     assert own.networks == replace(base.networks, pool=4)
     assert (base.pairs.count, own.pairs.count) == (3, 2)  # pyrefly: ignore
     assert (own.settings.trial_epochs, own.settings.form) == (1, "penalties")

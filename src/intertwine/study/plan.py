@@ -199,8 +199,8 @@ class _Reader:
 
     def zoo(self, table: Any, name: str) -> ZooPlan:
         place = ("zoos", name)
-        changes = {"epochs", "batch", "rate", "spawn"}
-        self.only(table, {f.name for f in fields(ZooPlan)} | changes, *place)
+        kinds: dict[str, Any] = {"epochs": int, "batch": int, "rate": int | float, "spawn": int}
+        self.only(table, {f.name for f in fields(ZooPlan)} | kinds.keys(), *place)
         if ("folder" in table and table["folder"] is not None) == bool(table.get("architecture")):
             self.refuse(f"zoo {name!r} needs either a folder, or an architecture to train", *place)
         if table.get("folder") is not None:
@@ -214,7 +214,7 @@ class _Reader:
             None, self.typed(table, "architecture", str, place), self.typed(table, "data", str, place), seeds, recipe,
             dict(self.typed(table, "options", Mapping, place, {})),
             dict(self.typed(table, "changes", Mapping, place, {}))
-            | {key: self.typed(table, key, int | float, place) for key in sorted(changes & set(table))},
+            | {key: self.typed(table, key, kinds[key], place) for key in sorted(kinds.keys() & table.keys())},
         )  # fmt: skip
 
     def part(self, table: Any, number: int, zoos: Mapping[str, ZooPlan]) -> Part:
@@ -224,7 +224,7 @@ class _Reader:
         if not names:
             self.refuse("it names no zoo; leave zoos out to look at all of them", *place, "zoos")
         for name in names:
-            if name not in zoos:
+            if not isinstance(name, str) or name not in zoos:
                 self.refuse(
                     f"there is no zoo {name!r}. {did_you_mean(str(name), zoos)}Zoos: {', '.join(zoos)}", *place, "zoos"
                 )

@@ -78,6 +78,10 @@ class _Checked:
                 said = did_you_mean(option, self.verb.options)
                 known = ", ".join(self.verb.options) or "none"
                 self.refuse(f"{part.verb} has no option {option!r}. {said}Its options: {known}")
+        given = [*part.options.items(), *((name, value) for name, values in part.grid.items() for value in values)]
+        for option, value in given:
+            if wrong := self.verb.options[option].fault(value):
+                self.refuse(f"{option} = {value!r} {wrong}")
         if self.verb.layered and not part.layers:
             self.refuse(f'{part.verb} needs layers, such as layers = ["2"]')
         if part.layers and not (self.verb.layered or self.verb.takes_layers):

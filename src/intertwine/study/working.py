@@ -16,6 +16,7 @@ import torch
 from intertwine.study.rows import Finished
 from intertwine.study.tasks import Task
 from intertwine.study.verbs import VERBS, Ask
+from intertwine.study.verbs.options import defaults
 from intertwine.study.workbench import Workbench
 from intertwine.version import VERSION
 
@@ -30,7 +31,7 @@ def work(task: Task, shared: Mapping[str, Any]) -> Finished:
     verb = VERBS[task.verb]
     a, b = (None if seed is None else bench.network(task.zoo, seed) for seed in (task.a, task.b))
     assert a is not None  # every task has a first network
-    options = {**verb.options, **task.options}
+    options = {**defaults(verb.options), **task.options}
     start = time.perf_counter()
     with torch.random.fork_rng():  # tasks may run in the user's own process, whose random numbers are not ours
         torch.manual_seed(task.repeat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -202,6 +203,7 @@ class Element:
         """Write the element to a safetensors file, which is whole or not there."""
         tensors = {f"{i}.{name}": t.contiguous() for i, move in self.moves.items() for name, t in move.items()}
         head = {"signature": self.signature, "strands": json.dumps([asdict(s) for s in self.strands])}
+        head["sha256"] = _digest(head, tensors)
         with writing(path) as part:
             save_file(tensors, part, metadata=head)
 
@@ -220,6 +222,8 @@ class Element:
                 raise InputError(f"{path} holds tensors but no symmetry element. Pass a file written by Element.save.")
             strands = tuple(Strand(**(s | {"bases": tuple(s["bases"])})) for s in json.loads(head["strands"]))
             moves = _moves(strands, tensors)
+            if head.get("sha256", digest := _digest(head, tensors)) != digest:
+                raise ValueError("it is not as it was saved")
             return cls(strands, moves, head["signature"])
         except InputError:
             raise
@@ -239,6 +243,14 @@ class Element:
     def __repr__(self) -> str:
         moved = sum(1 for i, m in self.moves.items() if not _is_identity(m, identity_move(self.strands, i)))
         return f"Element({moved} of {len(self.moves)} wires moved)"
+
+
+def _digest(head: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Of what a file says: a scale with a wrong digit is still a scale, but not the one that was meant."""
+    seen = hashlib.sha256(f"{head.get('signature')} {head.get('strands')}".encode())
+    for name in sorted(tensors):
+        seen.update(name.encode() + tensors[name].cpu().contiguous().numpy().tobytes())
+    return seen.hexdigest()
 
 
 def _moves(strands: Sequence[Strand], tensors: Mapping[str, Tensor]) -> dict[int, Move]:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from math import ceil, cos, pi
+from math import ceil, cos, inf, pi
+from numbers import Integral, Real
 from typing import Any
 
 from intertwine.errors import InputError, did_you_mean
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("steps", "cosine", "one-cycle")
+#: Entries that are whole numbers, with the least that each may be; and those that are any number.
+COUNTS = {"epochs": 1, "batch": 1, "shift": 0, "crop": 0, "spawn": 0, "spawn_seed": 0}
+NUMBERS = ("rate", "momentum", "weight_decay", "gamma", "warmup", "label_smoothing", "mixup", "cutmix")
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,12 @@ class Recipe:
                 raise InputError(
                     f"The recipe asks for {field}={getattr(self, field)!r}; it is one of {', '.join(allowed)}."
                 )
-        for field in ("epochs", "batch"):
-            if getattr(self, field) < 1:
-                raise InputError(f"The recipe asks for {field}={getattr(self, field)}; give 1 or more.")
+        for field, least in COUNTS.items():
+            if not isinstance(count := getattr(self, field), Integral) or count < least:
+                raise InputError(f"The recipe asks for {field}={count!r}; give a whole number, {least} or more.")
+        for field in NUMBERS:
+            if not isinstance(number := getattr(self, field), Real) or not 0 <= float(number) < inf:
+                raise InputError(f"The recipe asks for {field}={number!r}; give a number, 0 or more.")
         if self.spawn and not 0 < self.spawn < self.epochs:
             raise InputError(f"The recipe splits after epoch {self.spawn} of {self.epochs}; split in between.")
         if self.shift and self.crop:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from intertwine.study.rows import Row
+from intertwine.study.verbs.options import Option
 from intertwine.study.workbench import Workbench
 
 
@@ -50,7 +51,7 @@ class Verb:
     """`networks`: one or two. `layered`: one task per layer. `takes_layers`: it may be told which to look at."""
 
     networks: int
-    options: Mapping[str, Any]
+    options: Mapping[str, Option]
     run: Callable[[Ask], Iterable[Row]]
     layered: bool = False
     takes_layers: bool = False

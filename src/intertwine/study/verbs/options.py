@@ -1,0 +1,120 @@
+"""What an option of a verb may be, so that a plan is refused before anything runs and not task by task afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from intertwine.errors import InputError, did_you_mean
+
+#: Says what is wrong with a value, as the end of a sentence about it; None where nothing is.
+Fault = Callable[[Any], str | None]
+
+
+@dataclass(frozen=True)
+class Option:
+    """Its value where the plan says nothing, and what a value must be."""
+
+    default: Any
+    fault: Fault
+
+
+def whole(default: int | None, least: int = 1) -> Option:
+    """A whole number; where the default is None it may be left out.
+
+    >>> whole(3).fault(0), whole(3).fault(4)
+    ('must be a whole number, 1 or more', None)
+    """
+    wanted = f"must be a whole number, {least} or more"
+
+    def fault(value: Any) -> str | None:
+        right = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return None if right or (value is None and default is None) else wanted
+
+    return Option(default, fault)
+
+
+def number(default: float, least: float = -inf, most: float = inf) -> Option:
+    """Any number between these."""
+    return Option(default, lambda value: None if _between(value, least, most) else f"must be {_words(least, most)}")
+
+
+def numbers(default: tuple[float, ...], least: float = -inf, most: float = inf) -> Option:
+    """A list of such numbers.
+
+    >>> numbers((0.5,), 0.0, 1.0).fault([0.5, 2])
+    'must be a list of numbers from 0 to 1'
+    """
+
+    def fault(value: Any) -> str | None:
+        right = isinstance(value, list | tuple) and value and all(_between(one, least, most) for one in value)
+        return None if right else f"must be a list of numbers{_words(least, most).removeprefix('a number')}"
+
+    return Option(default, fault)
+
+
+def flag(default: bool) -> Option:
+    """Yes or no."""
+    return Option(default, lambda value: None if isinstance(value, bool) else "must be true or false")
+
+
+def one_of(default: str, known: Callable[[], Collection[str]]) -> Option:
+    """One of some names, which are asked for when a plan is read: users may add to them.
+
+    >>> one_of("weights", lambda: ["none", "weights"]).fault("weight")
+    'is not known. Did you mean weights? It may be none, weights'
+    """
+    return Option(default, lambda value: _unknown(value, known()))
+
+
+def some_of(default: str, known: Callable[[], Collection[str]]) -> Option:
+    """A name, or a list of names."""
+
+    def fault(value: Any) -> str | None:
+        names = value if isinstance(value, list | tuple) and value else [value]
+        return next(filter(None, (_unknown(name, known()) for name in names)), None)
+
+    return Option(default, fault)
+
+
+def read_by(default: str, read: Callable[[str], object]) -> Option:
+    """A text that a function of the library understands; what the function says of others is told."""
+
+    def fault(value: Any) -> str | None:
+        if not isinstance(value, str):
+            return "must be a name"
+        try:
+            read(value)
+        except InputError as error:
+            return f"is not known: {str(error).rstrip('.')}"
+        return None
+
+    return Option(default, fault)
+
+
+def anything(default: Any) -> Option:
+    """What is checked elsewhere."""
+    return Option(default, lambda value: None)
+
+
+def defaults(options: Mapping[str, Option]) -> dict[str, Any]:
+    """The values of options of which nothing is said."""
+    return {name: option.default for name, option in options.items()}
+
+
+def _between(value: Any, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _words(least: float, most: float) -> str:
+    if least > -inf and most < inf:
+        return f"a number from {least:g} to {most:g}"
+    return f"a number, {least:g} or more" if least > -inf else "a number"
+
+
+def _unknown(value: Any, known: Collection[str]) -> str | None:
+    if isinstance(value, str) and value in known:
+        return None
+    return f"is not known. {did_you_mean(str(value), known)}It may be {', '.join(known)}"
