@@ -136,7 +136,7 @@ VERBS: dict[str, Callable[[Any, nn.Module, nn.Module, Tensor], Any]] = {
     "compare": lambda it, a, b, x: it.compare(a, b, batches(x), layers=["relu"]).to_dict(),
     "stitch": lambda it, a, b, x: it.stitch(a, b, "relu", fit="direct", data=batches(x)).to_dict(),
     "fold": lambda it, a, b, x: _weights(it.fold(a, x, beta=0.2).model),
-    "features": lambda it, a, b, x: [f.shape for f in it.features(a, batches(x), layers=["relu"]).values()] and None,
+    "features": lambda it, a, b, x: [f["relu"].shape for f in it.features(a, batches(x), ["relu"])] and None,
 }
 #: Inputs that no model should be asked about.
 INPUTS: dict[str, Callable[[], Tensor]] = {

@@ -135,6 +135,9 @@ def test_what_it_writes_is_the_network_again(
         load_folded(out, wider, x)
     with pytest.raises(InputError, match=r"has no fold.json. Give a folder that `intertwine fold --out` wrote"):
         load_folded(tmp_path)
+    (out / "fold.json").write_text((out / "fold.json").read_text()[:100])
+    with pytest.raises(InputError, match=r"fold\.json is damaged or no account of a folding .* fold the network once"):
+        load_folded(out)
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,15 @@ def test_damaged_results(capsys: pytest.CaptureFixture[str], tmp_path: Path, tex
     assert f"{file} is not the result of an experiment. Run the experiment again." in said
 
 
+def test_results_with_rows_of_another_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(MEASURED.read_text().replace('"seed"', '"seeds"').replace('"accuracy', '"accurate'))
+    said = refused(capsys, "--draw", file, "--plot", tmp_path / "figure.svg")
+    assert f"{file} could not be drawn: its rows are not those of its experiment" in said
+    assert "Copy it again if it was damaged, or run `intertwine reproduce" in said
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_missing_results_and_bad_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     said = refused(capsys, "--draw", tmp_path / "none.json")
     assert f"The result {tmp_path / 'none.json'} was to be read, which does not exist." in said

@@ -260,3 +260,12 @@ def test_a_damaged_shard_is_told(tmp_path: Path) -> None:
             reading()
     shard.unlink()
     assert store.done() == set()
+
+
+def test_a_shard_with_other_columns_is_told(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.add(one("a"))
+    (shard,) = store.compact()
+    pl.read_parquet(shard).with_columns(repeat=pl.lit("once")).write_parquet(shard)
+    with pytest.raises(InputError, match=r"no shard of a study \(its column repeat holds String instead of Int64\)"):
+        store.frame()

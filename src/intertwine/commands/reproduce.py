@@ -112,7 +112,14 @@ def _drawn(options: Namespace) -> Done:
         raise InputError(f"--draw runs nothing, but {', '.join(options.names)} was asked for. Leave out one of them.")
     file = Path(options.draw)
     result = read_result(file)
-    return Done(result, file, result.plot(options.plot or file.with_suffix(".svg")))
+    try:
+        result.lines(), result.claims()
+        return Done(result, file, result.plot(options.plot or file.with_suffix(".svg")))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:  # it is somebody's file
+        raise InputError(
+            f"{file} could not be drawn: its rows are not those of its experiment ({type(error).__name__}: {error}). "
+            f"Copy it again if it was damaged, or run `{result.manifest.get('command', 'intertwine reproduce NAME')}`."
+        ) from error
 
 
 # -- the list ----------------------------------------------------------------------------------------------------------

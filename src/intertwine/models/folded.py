@@ -68,15 +68,27 @@ def load_folded(folder: str | Path, model: nn.Module | None = None, *example_arg
             f"A folded network was asked for, but {place} has no {ACCOUNT}. Give a folder that `intertwine fold --out` "
             "wrote."
         )
-    account = json.loads((place / ACCOUNT).read_text(encoding="utf-8"))
+    source, inputs, widths = _account(place / ACCOUNT)
     if model is None:
-        made = load(account["made_of"]["model"], None, account["made_of"]["inputs"])
+        made = load(source, None, inputs)
     else:
         made = Loaded(str(place), copy.deepcopy(model).eval(), example_args, {})
-    widths = {name: change["after"] for name, change in account["widths"].items()}
     small = shrink(made.model, *made.args, widths=widths, **made.kwargs)
     fill(small, read_checkpoint(place / WEIGHTS), str(place / WEIGHTS))
     return Loaded(str(place), small.eval(), made.args, made.kwargs)
+
+
+def _account(file: Path) -> tuple[str, list[str], dict[str, int]]:
+    """Of which network, with which inputs, and to which widths."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        made, widths = told["made_of"], {name: int(change["after"]) for name, change in told["widths"].items()}
+        return str(made["model"]), [str(text) for text in made["inputs"]], widths
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{file} is damaged or no account of a folding ({type(error).__name__}: {error}). Copy the folder again, "
+            "or fold the network once more."
+        ) from error
 
 
 def _whole(source: str) -> str:

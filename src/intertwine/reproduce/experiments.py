@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from intertwine.errors import InputError
-from intertwine.files import write_json
+from intertwine.files import write_json, writing
 from intertwine.reproduce.claims import Claim, Line, claims, lines
 from intertwine.reproduce.kinds.registry import Numbers, Row, kind
 from intertwine.reproduce.networks import Tell
@@ -56,7 +56,6 @@ class Result:
     def save(self, file: str | Path) -> Path:
         """Write the result file."""
         path = Path(file)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, self.to_dict())
         return path
 
@@ -65,12 +64,12 @@ class Result:
         import matplotlib
 
         path = Path(file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context({"svg.hashsalt": "intertwine", "font.size": 9}):
+        with writing(path) as part, matplotlib.rc_context({"svg.hashsalt": "intertwine", "font.size": 9}):
             figure = kind(self.plan["kind"]).draw(self.plan, self.rows)
             scale = "" if self.plan["scale"] == "paper" else f" (scale {self.plan['scale']})"
             figure.suptitle(self.plan["title"] + scale, fontsize=10)
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            form = path.suffix.removeprefix(".") or "png"
+            figure.savefig(part, format=form, metadata={"Date": None} if form == "svg" else None)
         return path
 
 

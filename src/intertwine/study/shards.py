@@ -78,12 +78,20 @@ def read_shard(path: Path, columns: Sequence[str]) -> Any:
     """Some columns of a shard."""
     pl = polars()
     try:
-        return pl.read_parquet(path, columns=list(columns)).select(columns)
+        found = pl.read_parquet(path, columns=list(columns)).select(columns)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise InputError(
-            f"{path} was to be read, but it is damaged or no shard of a study ({str(error).splitlines()[0]}). Copy it "
-            "again from where the folder came from; or delete it and run the plan again: only its tasks are repeated."
-        ) from error
+        raise _no_shard(path, str(error).splitlines()[0]) from error
+    for name, kind in schema(columns).items():
+        if found.schema[name] != kind:
+            raise _no_shard(path, f"its column {name} holds {found.schema[name]} instead of {kind}")
+    return found
+
+
+def _no_shard(path: Path, why: str) -> InputError:
+    return InputError(
+        f"{path} was to be read, but it is damaged or no shard of a study ({why}). Copy it again from where the folder "
+        "came from; or delete it and run the plan again: only its tasks are repeated."
+    )
 
 
 def with_options(rows: Any) -> Any:
