@@ -156,7 +156,13 @@ def _run(
 ) -> None:
     runners = [ProgramRunner(captured.program, m, call, exact=False) for m, call in zip(models, inputs, strict=True)]
     for position, call in enumerate(captured.program.calls):
-        made = [runner.evaluate(position, runner.values) for runner in runners]
+        try:
+            made = [runner.evaluate(position, runner.values) for runner in runners]
+        except RuntimeError as error:
+            raise InputError(
+                f"The networks could not be run on a batch of the data: {call.op} raised {error}. Pass inputs that the "
+                "networks themselves accept."
+            ) from error
         for listener in listeners:
             listener.hear(captured, position, (runners[0].values, runners[1].values), *made)
         for runner, result in zip(runners, made, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from argparse import Namespace
 
 from rich.console import Console
@@ -40,15 +39,10 @@ def run(options: Namespace) -> int:
             with writing(options.svg) as path:
                 found.plot().savefig(path, format="svg")
     if options.json:
-        print_json(_plain(found))
+        print_json(found.to_dict())
     else:
         _show(found, first.name, second.name)
     return 0
-
-
-def _plain(found: Comparison) -> dict[str, object]:
-    rows = [row | {"value": None if math.isnan(row["value"]) else row["value"]} for row in found.to_rows()]
-    return {"first": found.first, "second": found.second, "policy": found.policy, "results": rows}
 
 
 def _show(found: Comparison, first: str, second: str) -> None:

@@ -19,6 +19,7 @@ from intertwine.features.batches import calls, placed
 from intertwine.features.fingerprint import Fingerprint
 from intertwine.features.pictures import new_figure
 from intertwine.features.scoring import Loss
+from intertwine.frames import frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,6 +76,10 @@ class Barrier:
             {"t": t} | {name: values[i] if values is not None else None for name, values in columns.items()}
             for i, t in enumerate(self.ts)
         ]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return frame(self.to_rows())
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""

@@ -16,6 +16,7 @@ from intertwine.connect.statistics import reset_along
 from intertwine.errors import InputError
 from intertwine.features.fingerprint import Fingerprint
 from intertwine.features.pictures import new_figure
+from intertwine.frames import frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +44,10 @@ class Connectivity:
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per layer and α, as plain data; None where a layer has no such figure."""
         return [row for layer in self.layers for row in _rows(layer)]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return frame(self.to_rows())
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""

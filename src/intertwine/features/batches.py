@@ -64,6 +64,11 @@ def placed(call: Call, model: nn.Module) -> Call:
     tensors = [*model.parameters(), *model.buffers()]
     if not tensors:
         return call
+    if any(tensor.is_meta for tensor in tensors):
+        raise InputError(
+            f"{type(model).__name__} was to be run on data, but weights of it are on the meta device and hold no "
+            "numbers. Load them first: model.load_state_dict(state, assign=True)."
+        )
     kinds = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
     dtype = next(iter(kinds)) if len(kinds) == 1 else None
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from intertwine.errors import InputError
-from intertwine.features.batches import Call, calls, placed
+from intertwine.features.batches import Call, calls, fresh, placed
 from intertwine.features.fingerprint import Hasher, samples_of
 
 
@@ -17,9 +17,14 @@ from intertwine.features.fingerprint import Hasher, samples_of
 class Labelled:
     """One batch: the arguments of the call, the targets, and the number of samples."""
 
-    call: Call
+    given: Call
     targets: Any
     samples: int
+
+    @property
+    def call(self) -> Call:
+        """The arguments for one call: a forward may write over them, and other networks are to see the same ones."""
+        return fresh(self.given)
 
 
 def labelled(data: Any, model: nn.Module, hasher: Hasher | None = None, purpose: str = "data") -> Iterator[Labelled]:

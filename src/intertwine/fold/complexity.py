@@ -20,6 +20,7 @@ from intertwine.fold.folded import Fold
 from intertwine.fold.options import Beta, Options
 from intertwine.fold.prepared import prepare
 from intertwine.fold.sites import Foldable, Skipped
+from intertwine.frames import frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,10 +96,19 @@ class Complexity:
                 return layer
         raise InputError(f"There is no layer {name!r} here. There are: {', '.join(x.name for x in self.layers)}.")
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per layer, as plain data."""
+        return [asdict(layer) | {"share": layer.share} for layer in self.layers]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return frame(self.to_rows())
+
     def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
         beta = dict(self.beta) if isinstance(self.beta, Mapping) else self.beta
         skipped = [{"what": s.what, "reason": s.reason} for s in self.skipped]
-        return {"beta": beta, "layers": [asdict(x) | {"share": x.share} for x in self.layers], "skipped": skipped}
+        return {"beta": beta, "layers": self.to_rows(), "skipped": skipped}
 
     def __repr__(self) -> str:
         if not self.layers:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from intertwine.features.batches import fresh
 from intertwine.features.capture import evaluating
 from intertwine.fold.crosstalk import Example
 
@@ -41,7 +42,7 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_flops(model: nn.Module, example: Example) -> int:
     """Floating-point operations of one forward on the example: those of matrix products and convolutions."""
-    args, kwargs = example
+    args, kwargs = fresh(example)
     with evaluating(model), FlopCounterMode(display=False) as counter:
         model(*args, **kwargs)
     return counter.get_total_flops()
@@ -49,10 +50,10 @@ def count_flops(model: nn.Module, example: Example) -> int:
 
 def seconds(model: nn.Module, example: Example, repeats: int) -> float:
     """The median time of a forward on the example, after one to warm up."""
-    args, kwargs = example
     times = []
     with evaluating(model):
         for _ in range(repeats + 1):
+            args, kwargs = fresh(example)
             start = time.perf_counter()
             model(*args, **kwargs)
             if torch.cuda.is_available():  # a forward there has only been queued so far

@@ -26,6 +26,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from intertwine.errors import CaptureError, InputError
 from intertwine.graph.program import Call, Program, Ref, Source
 
+#: Parts of torch that print graphs and tracebacks while an export fails.
+TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._subclasses.fake_tensor")
 #: Ops that draw random numbers: a forward that runs one is not a function, so it has no symmetry to speak of.
 RANDOM_OPS = frozenset(
     "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform "
@@ -136,7 +138,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 @contextmanager
 def _quiet_export() -> Iterator[None]:
     """Keep torch.export from printing whole graphs when it fails; the error that follows says what matters."""
-    loggers = [logging.getLogger(name) for name in ("torch.fx.experimental.symbolic_shapes", "torch.export")]
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

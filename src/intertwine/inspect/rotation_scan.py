@@ -56,6 +56,10 @@ class RotationScan:
             for (alpha, seed), one in self.dissections.items()
         ]  # fmt: skip
 
+    def to_dict(self) -> dict[str, Any]:
+        """All rotations, as plain data."""
+        return {"at": self.at, "chance": self.chance, "rotations": self.to_rows()}
+
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
         return frame(self.to_rows())

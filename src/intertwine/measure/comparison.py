@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,11 @@ class Comparison:
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per measure and pair of layers, as plain data."""
         return list(self._rows())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, with None where a pair has no value: JSON knows no NaN."""
+        rows = [row | {"value": None if math.isnan(row["value"]) else row["value"]} for row in self._rows()]
+        return {"first": list(self.first), "second": list(self.second), "policy": self.policy, "results": rows}
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""

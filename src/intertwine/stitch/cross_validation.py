@@ -57,6 +57,11 @@ class Choice:
         """The one that was chosen."""
         return self.candidates[self.chosen]
 
+    def to_dict(self) -> dict[str, Any]:
+        """All candidates, and the stitch of the best, as plain data."""
+        tried = [{"candidate": str(c), "accuracy": a} for c, a in zip(self.candidates, self.accuracies, strict=True)]
+        return {"chosen": str(self.candidate), "tried": tried, "stitch": self.stitch.to_dict()}
+
     def __repr__(self) -> str:
         held = f"{self.accuracies[self.chosen]:.4f} of the samples held back"
         return f"Choice({self.stitch.place}: {self.candidate}, {held}, of {len(self.candidates)} candidates)"

@@ -93,6 +93,8 @@ def _layout(site: Site, x: Tensor, given: str | None, known: Layouts, samples: i
     seen = next((layout for one, layout in known.found.items() if _same_place(one, site)), None)
     layout = check_layout(x, given or seen)
     axis = layout.index("n")
+    if not samples:
+        raise InputError("The first batch of the data holds no samples, so the networks cannot be cut. Leave it out.")
     if x.shape[axis] % samples or not x.shape[axis]:
         raise InputError(
             f"The place {str(site)!r} has a tensor {tuple(x.shape)} for {samples} samples, but samples should lie "

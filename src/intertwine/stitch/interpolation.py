@@ -59,6 +59,10 @@ class Between:
         points = zip(self.shares, self.relative_accuracy, self.scores, strict=True)
         return [{"share": t, "relative_accuracy": value, **scores.to_dict()} for t, value, scores in points]
 
+    def to_dict(self) -> dict[str, Any]:
+        """All points, as plain data."""
+        return {"first": self.first, "second": self.second, "lowest": self.lowest, "points": self.to_rows()}
+
     def plot(self) -> Figure:
         """Relative accuracy along the line, or the loss where there is none."""
         figure = new_figure(4.2, 3.2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -62,6 +62,10 @@ class ActivationGroup:
                 f"{a} is not in this {self.kind!r} group{members}, so φ({a}) is not defined. Ask for φ only on members."
             )
         return power
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, the degree in words such as "1/2"."""
+        return asdict(self) | {"degree": None if self.degree is None else str(self.degree)}
 
     def _power(self, a: float) -> float | None:
         """φ(a), or None where a is no member."""
