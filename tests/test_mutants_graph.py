@@ -1,0 +1,83 @@
+"""Graph and symmetry, where changed code went unnoticed: uneven padding, cropping, moved axes, patches, refinements."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from networks import Net, parameter, prove
+from torch import Tensor, nn
+
+import intertwine as it
+from intertwine.symmetry.certify import relative_error
+
+
+def images() -> Tensor:
+    return torch.randn(2, 3, 8, 8)
+
+
+def test_uneven_reflection_keeps_the_channels() -> None:
+    net = Net(
+        lambda m, x: m.head(F.pad(m.stem(x), (3, 1, 0, 2), mode="reflect")),
+        stem=nn.Conv2d(3, 5, 1), head=nn.Conv2d(5, 2, 3),
+    )  # fmt: skip
+    prove(net, images(), wires=["S_5 ⋉ (R*)^5 on stem.weight[0], stem.bias[0], head.weight[1]"])
+
+
+def test_cropped_channels_are_a_wire_of_their_own() -> None:
+    """The first two of eight channels are cut off, a channel of zeros is laid behind the others."""
+    net = Net(
+        lambda m, x: m.head(F.pad(m.stem(x).relu(), (0, 0, 0, 0, -2, 1))),
+        stem=nn.Conv2d(3, 8, 1), head=nn.Conv2d(7, 2, 1),
+    )  # fmt: skip
+    sym = it.symmetry(net, images())
+    assert sorted(wire.size for wire in sym.wires) == [1, 2, 6], (
+        "nothing reads the two; the zeros are read at any scale"
+    )
+    assert sym.certify(net, images()).ok
+    moved = {slot.parameter for wire in sym.wires if wire.size == 6 for slot in wire.slots}
+    assert moved == {"stem.weight", "stem.bias", "head.weight"}
+
+
+def test_moved_axes() -> None:
+    net = Net(
+        lambda m, x: m.head(torch.movedim(torch.movedim(m.stem(x).relu(), 1, -1), (0, 1), (1, 0))),
+        stem=nn.Conv2d(3, 5, 1), head=nn.Linear(5, 2),
+    )  # fmt: skip
+    prove(net, images(), wires=["S_5 ⋉ (R₊)^5 on stem.weight[0], stem.bias[0], head.weight[1]"])
+
+
+def test_patches_of_one_image_and_of_several() -> None:
+    for batch in ((2,), ()):
+        net = Net(lambda m, x: m.head(F.unfold(m.stem(x).relu(), 2).mT), stem=nn.Conv2d(3, 5, 1), head=nn.Linear(20, 2))
+        x = torch.randn(*batch, 3, 8, 8)
+        prove(net, x, wires=["S_5 ⋉ (R₊)^5 on stem.weight[0], stem.bias[0], head.weight[1 ×4]"])
+
+
+def test_two_readings_of_one_axis_have_a_common_refinement() -> None:
+    """12 units read as 2 × 6 and as 6 × 2: what both leave free is 2 × 3 × 2."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        hidden = m.body(x).relu()
+        hidden = (hidden.view(-1, 2, 6) + m.a + m.b).relu().view(-1, 6, 2)
+        return m.head((hidden + m.c + m.d).relu().flatten(1))
+
+    net = Net(
+        forward, body=nn.Linear(3, 12), head=nn.Linear(12, 2), a=parameter(2, 1), b=parameter(1, 6), c=parameter(6, 1),
+        d=parameter(1, 2),
+    )  # fmt: skip
+    sym = it.symmetry(net, torch.randn(4, 3))
+    assert sorted(wire.size for wire in sym.wires) == [2, 2, 3]
+    assert sym.certify(net, torch.randn(4, 3)).ok
+
+
+def test_coverage_counts_positions_beside_channels_once() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
+    everything = sum(p.numel() for p in net.parameters())
+    assert math.isclose(it.symmetry(net, images()).coverage(net), (everything - 2) / everything)
+
+
+def test_outputs_that_are_all_infinite_agree() -> None:
+    inf = torch.full((3,), math.inf)
+    assert relative_error(inf, inf) == 0.0
+    assert relative_error(torch.zeros(0), torch.zeros(0)) == 0.0
+    assert relative_error(inf, torch.zeros(3)) == math.inf
