@@ -144,7 +144,7 @@ class Trace:
 def files_about(copy: Path, package: str) -> list[str]:
     """The files about a package, and the folder of its docstrings."""
     names = [path.stem.removeprefix("test_") for path in sorted((copy / "tests").glob("test_*.py"))]
-    about = [n for n in names if any(fnmatch(n, pattern) for pattern in [*FILES[package], f"mutants_{package}"])]
+    about = [n for n in names if any(fnmatch(n, pattern) for pattern in [*FILES[package], "mutants_*"])]
     kept = [name for name in about if not any(fnmatch(name, pattern) for pattern in LEFT_OUT)]
     return [f"src/intertwine/{package}", *(f"tests/test_{name}.py" for name in kept)]
 
