@@ -1,8 +1,8 @@
 """Trials of bad luck: a disk that fills up, processes that are killed, and two processes on one output.
 
 What was disturbed is given again, as a user would, and its result is compared with that of a run nobody disturbed:
-weights byte for byte, rows of a study as sets. Disks are tmpfs mounts of some hundred kilobytes, which only root may
-make; elsewhere a limit on the size of files (RLIMIT_FSIZE) stands for them.
+weights byte for byte, rows of a study as sets. Disks are tmpfs mounts with room for a part of the output, which only
+root may make; elsewhere a limit on the size of files (RLIMIT_FSIZE) stands for them.
 """
 
 from __future__ import annotations
@@ -101,13 +101,14 @@ def jobs() -> dict[str, Job]:
 
 
 @functools.cache
-def undisturbed(name: str) -> tuple[object, float]:
-    """The result of a job in peace, and the seconds that it took."""
+def undisturbed(name: str) -> tuple[object, float, int]:
+    """The result of a job in peace, the seconds that it took, and the bytes that it left."""
     with tempfile.TemporaryDirectory() as folder:
         job, start = jobs()[name], time.perf_counter()
         ended = started(*job.words(Path(folder)))
         assert ended.code == 0, ended.err
-        return job.result(Path(folder)), time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        return job.result(Path(folder)), seconds, sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file())
 
 
 def resumed(job: Job, out: Path, said: str) -> Outcome:
@@ -140,7 +141,8 @@ def _mount(*words: str) -> bool:
 
 
 def _full(name: str, place: Path, turn: int) -> Outcome:
-    job, out, size = jobs()[name], place / "disk", dice(f"disk {name}", turn).randrange(8, 200) * 1024
+    job, out = jobs()[name], place / "disk"
+    size = int(undisturbed(name)[2] * dice(f"disk {name}", turn).uniform(0.05, 0.95))
     with small_disk(out, size):
         limit = None if out.is_mount() else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         ended = started(*job.words(out), preexec_fn=limit)
@@ -255,7 +257,7 @@ def trials() -> Iterator[Trial]:
     """Everything that is tried with bad luck."""
     short = {"zoo train": "train", "study run": "study", "report": "report", "align --out": "align"}
     for name, word in short.items():
-        what = f"`{name}` on a disk of 8 to 200 KB; then there is room, and the same command again"
+        what = f"`{name}` on a disk with room for 5 to 95 % of it; then there is more, and the same command again"
         yield Trial(DISK, f"disk-{word}", what, functools.partial(_full, name), 4, True)
     for name, word in (short | {"study run, processes": "workers"}).items():
         what = f"`{name}` killed at up to three random moments, then given again"

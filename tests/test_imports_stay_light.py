@@ -61,3 +61,10 @@ def test_help_does_not_import_torch(command: list[str]) -> None:
     done = run("-m", "intertwine.cli", *command)
     assert "usage:" in done.stdout
     assert packages(done) & {"torch", "scipy", *OPTIONAL - {"rich"}} == set()
+
+
+def test_a_network_of_the_users_own_loads_no_zoo() -> None:
+    done = run("-c", "import intertwine.commands.inspect")
+    assert "intertwine" in packages(done)
+    assert "triton" not in packages(done)
+    assert "intertwine.zoo.trainer" not in done.stderr

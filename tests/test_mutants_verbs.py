@@ -34,7 +34,7 @@ def test_fingerprints_see_the_smallest_weight() -> None:
     """Where nothing but order is free, weights are told bit by bit: 1e-9 is not 2e-9, although 1 + 1e-9 is 1."""
     one, two = network(0, nn.GELU()), network(0, nn.GELU())
     with torch.no_grad():
-        one[0].weight[0, 0], two[0].weight[0, 0] = 1e-9, 2e-9
+        one.get_parameter("0.weight")[0, 0], two.get_parameter("0.weight")[0, 0] = 1e-9, 2e-9
     x = torch.zeros(1, 3)
     assert it.fingerprint(one, x) != it.fingerprint(two, x)
 
@@ -97,7 +97,7 @@ def test_scans_begin_at_the_basis_of_the_network() -> None:
 
 
 def test_positions_of_gpt_begin_small() -> None:
-    assert 0.015 < float(it.zoo.build("gpt").positions.detach().std()) < 0.025
+    assert 0.015 < float(it.zoo.build("gpt").get_parameter("positions").detach().std()) < 0.025
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

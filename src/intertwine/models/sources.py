@@ -12,8 +12,6 @@ from intertwine.errors import InputError
 from intertwine.models.huggingface import from_transformers
 from intertwine.models.inputs import Example
 from intertwine.models.library import import_library, unknown
-from intertwine.zoo.folder import load as load_zoo
-from intertwine.zoo.networks.registry import architecture
 
 
 def from_timm(name: str) -> tuple[nn.Module, Example | None]:
@@ -44,13 +42,17 @@ def from_torchvision(name: str) -> tuple[nn.Module, Example | None]:
 
 def from_zoo(name: str) -> tuple[nn.Module, Example | None]:
     """A network of intertwine's own zoo by its name, as it stands without options, and one input of its size."""
+    from intertwine.zoo.networks.registry import architecture  # here, because a zoo takes its time to load
+
     entry = architecture(name)
     return entry.factory(), ((entry.example(),), {})
 
 
 def from_zoo_folder(folder: str, seed: str) -> tuple[nn.Module, Example | None]:
     """A trained network out of a zoo's folder by its seed, and one image of the size it was trained on."""
-    zoo = load_zoo(folder)
+    from intertwine.zoo.folder import load
+
+    zoo = load(folder)
     if not seed.isdigit():
         raise InputError(
             f"The network {seed!r} of the zoo {folder} was asked for. Give its seed, such as {folder}:{zoo.seeds[0]}."
