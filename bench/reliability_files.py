@@ -101,22 +101,22 @@ def _element_bytes(place: Path, turn: int) -> Outcome:
 def _element_contents() -> list[Variant]:
     """Elements that are well-formed files and no elements of the group."""
 
-    def rewritten(change: Callable[[dict[str, Any], dict[str, str]], object]) -> Callable[[Path], None]:
+    def rewritten(change: Callable[[dict[str, Any], dict[str, Any]], object]) -> Callable[[Path], None]:
         def spoil(file: Path) -> None:
             from safetensors import safe_open
 
             with safe_open(file, "pt") as opened:
-                head = dict(opened.metadata())
+                head = json.loads(opened.metadata()["about"])
             tensors = load_file(file)
             change(tensors, head)
-            save_file(tensors, file, head)
+            save_file(tensors, file, {"about": json.dumps(head)})
 
         return spoil
 
     def into(name: str, value: Any) -> Callable[[Path], None]:
         return rewritten(lambda tensors, head: tensors.__setitem__(name, value))
 
-    def head(name: str, value: str | None) -> Callable[[Path], None]:
+    def head(name: str, value: Any) -> Callable[[Path], None]:
         return rewritten(lambda tensors, head: head.pop(name) if value is None else head.__setitem__(name, value))
 
     ways = [
@@ -128,8 +128,8 @@ def _element_contents() -> list[Variant]:
         into("0.scale", torch.ones(1, 9, dtype=torch.float64)), into("0.sign", torch.ones(1, 8, dtype=torch.float64)),
         into("0.nothing", torch.ones(8)), into("nothing", torch.ones(8)), into("7.permutation", torch.arange(8)),
         rewritten(lambda tensors, head: tensors.pop("0.permutation")), rewritten(lambda tensors, head: tensors.clear()),
-        head("signature", None), head("signature", "x"), head("strands", "[]"), head("strands", "{"),
-        head("strands", "[1]"), head("strands", '[{"name": 1}]'), head("strands", None), Path.unlink,
+        head("signature", None), head("signature", "x"), head("strands", []), head("strands", "{"),
+        head("strands", [1]), head("strands", [{"name": 1}]), head("strands", None), head("sha256", None), Path.unlink,
         lambda file: (file.unlink(), file.mkdir()),
     ]  # fmt: skip
     return [functools.partial(_element, spoil=way) for way in ways]

@@ -185,6 +185,14 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert same_weights(sym.act(loaded, net), sym.act(g, net))
 
 
+def test_an_element_is_written_the_same_way_every_time(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    element = it.symmetry(net, torch.zeros(1, 3)).random(seed=0)
+    for number in range(6):
+        element.save(tmp_path / str(number))
+    assert len({(tmp_path / str(number)).read_bytes() for number in range(6)}) == 1
+
+
 def test_an_element_with_a_wrong_digit_is_refused(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     file = tmp_path / "g.safetensors"

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
-from intertwine.files import writing
+from intertwine.files import write_tensors
 from intertwine.shapes import Float, Int
 from intertwine.symmetry.layout import Dim, Leaf, base_dims, spread
 from intertwine.symmetry.parts import fault
@@ -202,10 +202,10 @@ class Element:
     def save(self, path: str | Path) -> None:
         """Write the element to a safetensors file, which is whole or not there."""
         tensors = {f"{i}.{name}": t.contiguous() for i, move in self.moves.items() for name, t in move.items()}
-        head = {"signature": self.signature, "strands": json.dumps([asdict(s) for s in self.strands])}
-        head["sha256"] = _digest(head, tensors)
-        with writing(path) as part:
-            save_file(tensors, part, metadata=head)
+        about = {"signature": self.signature, "strands": [asdict(s) for s in self.strands]}
+        about["sha256"] = _digest(about, tensors)
+        # one entry, because several are written in an order that changes from run to run
+        write_tensors(Path(path), tensors, {"about": json.dumps(about)})
 
     @classmethod
     def load(cls, path: str | Path) -> Element:
@@ -216,15 +216,15 @@ class Element:
         """
         try:
             with safe_open(path, framework="pt") as file:
-                head = file.metadata() or {}
+                about = json.loads((file.metadata() or {}).get("about", "{}"))
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no dict)
-            if "strands" not in head:
+            if "strands" not in about:
                 raise InputError(f"{path} holds tensors but no symmetry element. Pass a file written by Element.save.")
-            strands = tuple(Strand(**(s | {"bases": tuple(s["bases"])})) for s in json.loads(head["strands"]))
+            strands = tuple(Strand(**(s | {"bases": tuple(s["bases"])})) for s in about["strands"])
             moves = _moves(strands, tensors)
-            if head.get("sha256", digest := _digest(head, tensors)) != digest:
+            if about.pop("sha256", None) != _digest(about, tensors):
                 raise ValueError("it is not as it was saved")
-            return cls(strands, moves, head["signature"])
+            return cls(strands, moves, about["signature"])
         except InputError:
             raise
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -245,9 +245,9 @@ class Element:
         return f"Element({moved} of {len(self.moves)} wires moved)"
 
 
-def _digest(head: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+def _digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Of what a file says: a scale with a wrong digit is still a scale, but not the one that was meant."""
-    seen = hashlib.sha256(f"{head.get('signature')} {head.get('strands')}".encode())
+    seen = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name in sorted(tensors):
         seen.update(name.encode() + tensors[name].cpu().contiguous().numpy().tobytes())
     return seen.hexdigest()
