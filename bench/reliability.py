@@ -42,7 +42,8 @@ runs in a process of its own. The page is written from `bench/results/reliabilit
 
 *Refused* means: exit code 2 of the command, or an `IntertwineError`, with words that say what was found and what to
 do. Anything else that is not an answer that holds (a traceback, a crash, code that ran, a half-written file, a wrong
-result) counts as bad.
+result) counts as bad. A bit turned over inside a weight makes another weight, which no reader can tell from the right
+one; where a checksum is kept, as by zoos and elements, it is told.
 """
 
 

@@ -81,20 +81,20 @@ def _with(value: float, name: str = "a.weight") -> Net:
 
 #: What is tried → how to make it.
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "raises": lambda: Net(_raise),
-    "raises later": lambda: Net(_raise_later),
-    "hook before": lambda: _hooked("before"),
-    "hook after": lambda: _hooked("after"),
-    "none": lambda: Net(lambda net, hidden: None),
-    "text": lambda: Net(lambda net, hidden: "text"),
-    "nested": lambda: Net(lambda net, hidden: {"a": [hidden, {"b": (hidden,)}]}),
-    "mutates": Mutating,
-    "random": lambda: Net(lambda net, hidden: hidden + torch.randn_like(hidden)),
-    "lazy": Lazy,
-    "meta": lambda: Net().to("meta"),
-    "nan": lambda: _with(math.nan),
-    "inf": lambda: _with(math.inf),
-    "nan in the last layer": lambda: _with(math.nan, "b.bias"),
+    "whose forward raises": lambda: Net(_raise),
+    "whose forward raises the second time": lambda: Net(_raise_later),
+    "whose hook raises, before a layer": lambda: _hooked("before"),
+    "whose hook raises, behind a layer": lambda: _hooked("after"),
+    "that returns None": lambda: Net(lambda net, hidden: None),
+    "that returns text": lambda: Net(lambda net, hidden: "text"),
+    "that returns nested dictionaries and lists": lambda: Net(lambda net, hidden: {"a": [hidden, {"b": (hidden,)}]}),
+    "that writes over its input": Mutating,
+    "that draws random numbers": lambda: Net(lambda net, hidden: hidden + torch.randn_like(hidden)),
+    "with lazy layers": Lazy,
+    "on the meta device": lambda: Net().to("meta"),
+    "with NaN in a weight": lambda: _with(math.nan),
+    "with infinity in a weight": lambda: _with(math.inf),
+    "with NaN in its last bias": lambda: _with(math.nan, "b.bias"),
 }
 
 
@@ -237,10 +237,10 @@ def trials() -> Iterator[Trial]:
     for name, make in MODELS.items():
         own = {name: make}
         call = lambda verb, model: _tried(verb, model, rows)  # noqa: E731
-        yield each(TOPIC, f"model {name}", f"a model: {name}", variants(own, call))
+        yield each(TOPIC, f"model {name}", f"a model {name}, through every verb", variants(own, call))
     for name, inputs in INPUTS.items():
         call = lambda verb, given: _tried(verb, Net, given)  # noqa: E731
-        yield each(TOPIC, f"inputs {name}", f"inputs {name}", variants({name: inputs}, call))
+        yield each(TOPIC, f"inputs {name}", f"inputs {name}, through every verb", variants({name: inputs}, call))
     yield each(
         TOPIC,
         "measures",
