@@ -112,7 +112,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     zoo = it.zoo.train("mlp", seeds=[0, 1], data="digits", out=top / "zoo", options={"widths": (64, 8, 10)}, epochs=1)
     plan, failing = top / "plan.toml", top / "failing.toml"
     plan.write_text(PLAN.format(zoo=zoo.folder, verb="accuracy"))
-    failing.write_text(PLAN.format(zoo=zoo.folder, verb="barrier") + 'options = { method = "magic" }\n')
+    failing.write_text(PLAN.format(zoo=zoo.folder, verb="fold") + "options = { at = [1e-9] }\n")
     it.study.run(plan, out=top / "study")
     (top / "file.bin").write_bytes(b"contents")
     named = {"zoo": zoo.folder, "plan": plan, "failing": failing, "study": top / "study", "data": top}

@@ -134,15 +134,15 @@ def test_a_folder_of_another_plan_is_refused_and_left_alone(
 def test_a_failed_certificate_or_task_exits_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`fold` knows no method "magic", which only the task finds out."""
+    """No network can be folded to nothing, which only the task finds out."""
     parts = '[[parts]]\nverb = "accuracy"\n[[parts]]\nverb = "symmetry"\nnetworks = [0]\n'
     head = 'name = "tiny"\n[zoos.digits]\narchitecture = "mlp"\ndata = "digits"\nseeds = "0:2"\nepochs = 1\n'
     (tmp_path / "a.toml").write_text(head + parts, encoding="utf-8")
-    failing = '[[parts]]\nverb = "fold"\nnetworks = [0]\noptions = { method = "magic" }\n'
+    failing = '[[parts]]\nverb = "fold"\nnetworks = [0]\noptions = { at = [1e-9] }\n'
     (tmp_path / "b.toml").write_text(head + parts + failing, encoding="utf-8")
     monkeypatch.setattr(demo, "PLAN", tmp_path / "b.toml")
     assert main(["demo", "--out", str(tmp_path / "b")]) == 1
-    assert "failed: KeyError: 'magic'" in capsys.readouterr().out
+    assert "failed: intertwine.errors.InputError: At most 0 of" in capsys.readouterr().out
     monkeypatch.setattr(demo, "PLAN", tmp_path / "a.toml")
     honest = Symmetry.certify
     monkeypatch.setattr(Symmetry, "certify", lambda *args, **kwargs: replace(honest(*args, **kwargs), ok=False))

@@ -119,12 +119,12 @@ def test_refusals(zoo: Any, tmp_path: Path) -> None:
 
 
 def test_a_task_that_fails_is_told_and_the_others_are_done(zoo: Any, tmp_path: Path) -> None:
-    """`align` refuses a method that there is not, which only the task finds out."""
-    part = Part("barrier", ("z",), pairs=((0, 1),), options={"points": 3}, grid={"method": ("none", "magic")})
+    """No network can be folded to nothing, which only the task finds out."""
+    part = Part("fold", ("z",), networks=(0,), grid={"at": ((0.75,), (1e-9,))})
     study = run(plan_of(zoo, part), out=tmp_path / "s")
     assert study.tasks == 2
     ((key, error),) = study.errors.items()
-    assert "magic" in error
+    assert "At most 0 of" in error
     assert set(study.frame()["key"].to_list()).isdisjoint({key})
     assert run(plan_of(zoo, part), out=tmp_path / "s").run == 1  # the failed one alone is tried again
 
@@ -280,17 +280,14 @@ def test_units_are_dissected_by_strokes(maps: Any, tmp_path: Path) -> None:
         assert found.fraction > 0
 
 
-@pytest.mark.parametrize(
-    ("concepts", "message"),
-    [
-        ("synthetic", "coloured squares of at least 16×16, but the images of digits are 1×8×8"),
-        ("stroke", "The concepts 'stroke' were asked for. Did you mean strokes?"),
-    ],
-)
-def test_concepts_that_do_not_fit_are_refused(maps: Any, tmp_path: Path, concepts: str, message: str) -> None:
-    part = Part("dissect", ("z",), layers=("relu1",), options={"concepts": concepts})
-    (error,) = run(plan_of(maps, part), out=tmp_path / "s").errors.values()
-    assert message in error
+def test_concepts_that_do_not_fit_are_refused(maps: Any, tmp_path: Path) -> None:
+    def part(concepts: str) -> Part:
+        return Part("dissect", ("z",), layers=("relu1",), options={"concepts": concepts})
+
+    (error,) = run(plan_of(maps, part("synthetic")), out=tmp_path / "s").errors.values()
+    assert "coloured squares of at least 16×16, but the images of digits are 1×8×8" in error
+    with pytest.raises(InputError, match=r"Part 1: concepts = 'stroke' is not known\. Did you mean strokes\?"):
+        run(plan_of(maps, part("stroke")), out=tmp_path / "t")
 
 
 def test_a_written_seven_has_its_strokes() -> None:
