@@ -36,6 +36,24 @@ MARKS = {
     "no value": "not measured",
     "no interval": "one pair: no interval",
 }
+#: Rows whose data or weights are not at hand: what it is, why it was not run, and how somebody who has them would.
+ABSENT = {
+    "003-F21": (
+        "Chen et al. 2024, figure 3: merging in torchvision's VGG-13, -16, -19 and ResNet-50 (weights v1 and v2)",
+        "neither ImageNet nor the published weights are at hand; the work itself takes seconds per network",
+        "intertwine fold torchvision:vgg16 --weights FILE --data folder:IMAGENET --beta 0.1",
+    ),
+    "001-C12": (
+        "Csiszárik et al. 2021, figure 2, third panel: Inception V1 on CelebA",
+        "neither CelebA nor networks of it are at hand; the panels of Tiny-10 and ResNet-20 are above",
+        "intertwine stitch A.py:net B.py:net --weights A --weights-b B --at PATH,… --data folder:CELEBA --fit both",
+    ),
+    "001-C15": (
+        "Csiszárik et al. 2021, appendix C.2, as printed: Inception V1 of ImageNet into that of CelebA",
+        "neither data set is at hand; csiszarik-cross has the same question between MNIST, turned digits and clothes",
+        "intertwine stitch A.py:net B.py:net --weights A --weights-b B --at PATH,… --data folder:CELEBA",
+    ),
+}
 #: What is said above results of scale `cpu`.
 SMALL = (
     "What scale `cpu` gives, small networks on small images, is shown so that the way can be judged. It says nothing "
@@ -83,7 +101,16 @@ def page(found: Mapping[str, Result]) -> str:
             parts += [f"## {paper}", ""]
             for name, plan in own.items():
                 parts += [*_section(name, plan, found.get(name)), ""]
+    parts += ["## What could not be run here", "", *_absent()]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _absent() -> Iterator[str]:
+    """Every row that needs what is not at hand."""
+    yield "| row | what it is | why not | the command, where data and weights are |"
+    yield "|---|---|---|---|"
+    for row, (what, why, command) in ABSENT.items():
+        yield f"| {row} | {what} | {why} | `{command}` |"
 
 
 # -- at a glance -------------------------------------------------------------------------------------------------------

@@ -103,6 +103,28 @@ def averages(result: Result) -> str | None:
     return f"Right answers of the average of ten networks: {words}."
 
 
+def octants(result: Result) -> str:
+    """Where sorted points end."""
+    octant, region = (mean(result, f"random points: in the {where}", "all") for where in (
+        "octant of the sorted ones", "region of the order",
+    ))  # fmt: skip
+    return (
+        f"The three points of the figure do, by chance: of random points {octant:.0f} % end in that octant once they "
+        f"are sorted, {region:.0f} % in the region x1 ≤ x2 ≤ x3."
+    )
+
+
+def across_data(result: Result) -> str:
+    """What fronts of other data, and untrained ones, keep of the accuracy."""
+    fronts = {name: [fmean(values) for values in means.values()] for name, means in result.numbers.items()}
+    seen = "; ".join(f"{name} {', '.join(f'{100 * value:.1f}' for value in means)}" for name, means in fronts.items())
+    return (
+        "LeNets of MNIST keep, behind fronts trained on other data, in per cent of their own accuracy, layer by layer: "
+        f"{seen}. The paper has no untrained fronts beside its own; they tell how much of it the map and the back "
+        "alone can do."
+    )
+
+
 def matched_resnet(result: Result) -> str:
     """Barriers of matched ResNet-20 beside the slides' sentence."""
     ways = ("spawned", "independent", "weights", "activations")
@@ -142,6 +164,8 @@ FINDINGS: list[tuple[str, str, Finding]] = [
         ),
     ),
     ("Averages of sorted networks", "sorensen-table1", averages),
+    ("Sorted points do not all lie in one octant", "sorensen-fig2", octants),
+    ("Stitching across data sets needs a control", "csiszarik-cross", across_data),
     (
         "Iterative feature merging must keep its counts", "corrections",
         printed_and_corrected(

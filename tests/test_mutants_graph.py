@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from networks import Net, parameter, prove
@@ -29,13 +30,21 @@ def test_cropped_channels_are_a_wire_of_their_own() -> None:
         lambda m, x: m.head(F.pad(m.stem(x).relu(), (0, 0, 0, 0, -2, 1))),
         stem=nn.Conv2d(3, 8, 1), head=nn.Conv2d(7, 2, 1),
     )  # fmt: skip
-    sym = it.symmetry(net, images())
-    assert sorted(wire.size for wire in sym.wires) == [1, 2, 6], (
-        "nothing reads the two; the zeros are read at any scale"
-    )
-    assert sym.certify(net, images()).ok
-    moved = {slot.parameter for wire in sym.wires if wire.size == 6 for slot in wire.slots}
-    assert moved == {"stem.weight", "stem.bias", "head.weight"}
+    wires = [
+        "S_2 ⋉ (R₊)^2 on stem.weight[0], stem.bias[0]",  # nothing reads the two
+        "S_6 ⋉ (R₊)^6 on stem.weight[0 +2], stem.bias[0 +2], head.weight[1]",
+        "(R*)^1 on head.weight[1 +6]",  # zeros are read at any scale
+    ]
+    prove(net, images(), wires=wires)
+
+
+def test_uneven_reflection_keeps_the_channels_of_one_long_row() -> None:
+    """6 channels of 8 + 0 + 2 times 8 + 3 + 1 positions each, side by side."""
+    net = Net(
+        lambda m, x: m.head(F.pad(m.stem(x).relu(), (3, 1, 0, 2), mode="reflect").flatten(1)),
+        stem=nn.Conv2d(3, 6, 1), head=nn.Linear(6 * 10 * 12, 2),
+    )  # fmt: skip
+    prove(net, images(), wires=["S_6 ⋉ (R₊)^6 on stem.weight[0], stem.bias[0], head.weight[1 ×120]"])
 
 
 def test_moved_axes() -> None:
@@ -68,6 +77,26 @@ def test_two_readings_of_one_axis_have_a_common_refinement() -> None:
     sym = it.symmetry(net, torch.randn(4, 3))
     assert sorted(wire.size for wire in sym.wires) == [2, 2, 3]
     assert sym.certify(net, torch.randn(4, 3)).ok
+
+
+@pytest.mark.parametrize("readings", [((2, 6), (4, 3)), ((4, 3), (2, 6))])
+def test_two_layers_read_in_two_ways_have_a_common_refinement(readings: tuple[tuple[int, int], ...]) -> None:
+    """12 units as 2 × 6 meet 12 units as 4 × 3: both are 2 × 2 × 3."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        parts = zip((m.a, m.b), (m.p, m.q), readings, strict=True)
+        return m.head(sum((layer(x).view(-1, *sizes) + add).relu().flatten(1) for layer, add, sizes in parts).relu())
+
+    p, q = (parameter(outer, 1) for outer, _ in readings)
+    net = Net(forward, a=nn.Linear(3, 12), b=nn.Linear(3, 12), p=p, q=q, head=nn.Linear(12, 2))
+    two, four = ("p", "q") if readings[0] == (2, 6) else ("q", "p")
+    layers = "a.weight[0{0}], a.bias[0{0}], b.weight[0{0}], b.bias[0{0}], head.weight[1{0}]"
+    wires = [
+        f"S_2 ⋉ (R₊)^2 on {layers.format(' ×6')}, {two}[0], {four}[0 ×2]",
+        f"(S_2)² on {layers.format(' ×3')}, {four}[0]",
+        f"(S_3)⁴ on {layers.format('')}",
+    ]
+    prove(net, torch.randn(4, 3), wires=wires)
 
 
 def test_coverage_counts_positions_beside_channels_once() -> None:

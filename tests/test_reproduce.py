@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from intertwine.reproduce.networks import groups, networks_of, pairs, read_data,
 from intertwine.reproduce.plan import Data, read_plan
 from intertwine.reproduce.published import Published
 from intertwine.reproduce.work import Work
+from intertwine.zoo.group import initial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -231,6 +233,53 @@ def test_enlarged_images_repeat_their_pixels() -> None:
     assert torch.equal(large.images[:, ::4, ::4], small.images)
     assert torch.equal(large.images[:, 3::4, 3::4], small.images)
     assert len(large.labels) == 8
+
+
+def test_turned_images_are_the_same_ones_turned() -> None:
+    straight, turned = (read_data(Data("digits", turns=turns, train=8, test=4)) for turns in (0, 1))
+    for before, after in zip(straight.images, turned.images, strict=True):
+        assert np.array_equal(np.rot90(before[:, :, 0].numpy()), after[:, :, 0].numpy())
+    assert torch.equal(straight.labels, turned.labels)
+    assert straight.checksum != turned.checksum
+
+
+TRAINED_ON = """
+[networks.trained_on]
+"Digits" = { name = "digits", train = 64, test = 32 }
+"Digits, turned" = { name = "digits", train = 64, test = 32, turns = 1 }
+"nothing" = {}
+"""
+
+
+def test_fronts_that_were_trained_on_other_data(plan_file: Path, tmp_path: Path) -> None:
+    text = plan_file.read_text().replace('choose = "disjoint"', 'choose = "into-first"')
+    plan_file.write_text(text.replace("[pairs]", f"{TRAINED_ON}[pairs]", 1))
+    plan = read_plan(plan_file, "gpu")
+    work = Work(plan, tmp_path, CPU)
+    assert [group.folder for group in groups(plan)] == ["gpu/z-digits", "gpu/z-digits-turned", "gpu/z-nothing"]
+    assert [(pair.front, pair.back) for pair in pairs(plan)] == [((i, 0), (0, 1)) for i in range(3)]
+    straight, turned, nothing = (work.network((place, 0)).state_dict() for place in range(3))
+    start = nothing["1.weight"]
+    assert torch.equal(start, initial(lambda: it.zoo.build("mlp", widths=[64, 8, 10]), 0).state_dict()["1.weight"])
+    assert not torch.equal(straight["1.weight"], turned["1.weight"])
+    assert (straight["1.weight"] - start).norm() > 0, "trained, from the same start"
+    assert it.zoo.load(tmp_path / "gpu/z-digits-turned").manifest.plan.data["checksum"] != work.data.checksum
+    rows = counted(work)
+    assert [row["front_group"] for row in rows] == ["Digits", "Digits, turned", "nothing"]
+    assert len({row["value"] for row in rows}) == 3, "no two fronts share what was kept"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ('vary = { width = [1] }\n[networks.trained_on]\n"a" = {}', "varies width, trained_on; one thing at a time"),
+        ('[networks.trained_on]\n"a" = { name = "digits", turned = 1 }', "'a' has 'turned'. Did you mean turns"),
+    ],
+)
+def test_what_trained_on_cannot_say(plan_file: Path, more: str, says: str) -> None:
+    plan_file.write_text(plan_file.read_text().replace("[pairs]", f"{more}\n[pairs]", 1))
+    with pytest.raises(InputError, match=says):
+        read_plan(plan_file)
 
 
 def test_json_is_plain(plan_file: Path) -> None:

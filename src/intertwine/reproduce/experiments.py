@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -24,6 +25,10 @@ from intertwine.version import VERSION
 
 #: Beside the package in a checkout, inside it where it is installed.
 PLACES = (Path(__file__).parents[3] / "experiments", Path(__file__).parents[1] / "experiments")
+
+
+#: Letters of a figure's title per inch.
+LETTERS = 12
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class Result:
         with writing(path) as part, matplotlib.rc_context({"svg.hashsalt": "intertwine", "font.size": 9}):
             figure = kind(self.plan["kind"]).draw(self.plan, self.rows)
             scale = "" if self.plan["scale"] == "paper" else f" (scale {self.plan['scale']})"
-            figure.suptitle(self.plan["title"] + scale, fontsize=10)
+            width = int(figure.get_figwidth() * LETTERS)
+            figure.suptitle("\n".join(wrap(self.plan["title"] + scale, width)), fontsize=10)
             form = path.suffix.removeprefix(".") or "png"
             figure.savefig(part, format=form, metadata={"Date": None} if form == "svg" else None)
         return path

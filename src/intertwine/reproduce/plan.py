@@ -25,25 +25,31 @@ from intertwine.reproduce.kinds.registry import kind as find_kind
 
 SCALES = ("paper", "gpu", "cpu")
 #: How pairs of networks are chosen: at random with replacement (never twice the same network in one pair), each network
-#: in one pair only, each network with itself, or every group of networks with every other.
-CHOICES = ("random", "disjoint", "self", "groups")
+#: in one pair only, each network with itself, every group of networks with every other, or every group with the first.
+CHOICES = ("random", "disjoint", "self", "groups", "into-first")
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
 class Data:
-    """A data set by name. `enlarge` repeats every pixel; `train` and `test` keep the first images of each part."""
+    """A data set by name. `enlarge` repeats every pixel; `train` and `test` keep the first images of each part.
+
+    `turns`: by how many right angles every image is turned to the left.
+    """
 
     name: str
     enlarge: int = 1
     train: int | None = None
     test: int | None = None
+    turns: int = 0
 
 
 @dataclass(frozen=True)
 class Networks:
     """The zoo. `name`: its folder. `vary`: one option and its values, each a group of networks of its own.
 
+    `trained_on`: in the place of `vary`, what networks were trained on, in words → entries of `Data`, each a group of
+    its own; no entries stand for networks that were never trained. The data of the plan are what pairs are judged by.
     `pool`: seeds 0 to pool − 1, of which those that are in a pair are trained. `changes`: to the recipe. `published`:
     networks that others trained, read from the folder of the data instead of being trained here.
     """
@@ -54,6 +60,7 @@ class Networks:
     recipe: str = "plain"
     options: Mapping[str, Any] = field(default_factory=dict)
     vary: Mapping[str, list[Any]] = field(default_factory=dict)
+    trained_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
     select: str = "last"
     published: str | None = None
@@ -193,8 +200,8 @@ def _read(kind: type[Made], entries: Mapping[str, Any], where: str) -> Made:
 def _check(plan: Plan, file: Path) -> None:
     if plan.pairs is not None and plan.pairs.choose not in CHOICES:
         raise InputError(f"{file}: pairs are chosen {plan.pairs.choose!r}; they can be {', '.join(CHOICES)}.")
-    if plan.networks is not None and len(plan.networks.vary) > 1:
-        raise InputError(f"{file}: [networks] varies {', '.join(plan.networks.vary)}; one option at a time can vary.")
+    if plan.networks is not None:
+        _check_groups(plan.networks, file)
     for table in (plan.printed, plan.spread):
         for series, numbers in table.items():
             if len(numbers) != len(plan.labels):
@@ -203,3 +210,12 @@ def _check(plan: Plan, file: Path) -> None:
                 )
     if hasattr(plan.settings, "check"):
         plan.settings.check(plan, str(file))
+
+
+def _check_groups(networks: Networks, file: Path) -> None:
+    varied = [*networks.vary, *(["trained_on"] if networks.trained_on else [])]
+    if len(varied) > 1:
+        raise InputError(f"{file}: [networks] varies {', '.join(varied)}; one thing at a time can vary.")
+    for words, entries in networks.trained_on.items():
+        if entries:
+            _read(Data, entries, f"{file}: [networks.trained_on] {words!r}")

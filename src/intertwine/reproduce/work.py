@@ -94,9 +94,9 @@ class Work:
 
     def _asked(self, pair: Pair) -> dict[str, Any]:
         """Everything that the rows of a pair depend on; names of folders and of figures are not among it."""
-        own = ("name", "pool", "vary", "options")  # the options of each end are given below
+        own = ("name", "pool", "vary", "options", "trained_on")  # those of each end are given below
         networks = {name: value for name, value in asdict(self.plan.networks).items() if name not in own}  # pyrefly: ignore
-        ends = [[groups(self.plan)[place].options, seed] for place, seed in (pair.front, pair.back)]
+        ends = [[groups(self.plan)[place].about, seed] for place, seed in (pair.front, pair.back)]
         settings = {name: value for name, value in asdict(self.plan.settings).items() if name not in ("form", "what")}
         about = {"kind": self.plan.kind, "data": self.data.checksum, "networks": networks}
         return about | {"settings": settings, "ends": ends}

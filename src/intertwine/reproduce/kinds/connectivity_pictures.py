@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import ACROSS, new_figure
 from intertwine.reproduce.kinds.registry import Row
 from intertwine.stitch.pictures import summary
 
@@ -34,21 +35,33 @@ WHOLE = ("baseline", "commutativity", "sign_agreement", "weights_apart", "inputs
 def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     """One panel per way over the layers, means over pairs; with the form "features" the line of errors below each."""
     form, ways = plan["settings"]["form"], list(dict.fromkeys((row["way"], row["statistics"]) for row in rows))
-    high = 2 if form == "features" else 1
-    figure = new_figure(3.2 * max(2, len(ways)), 3.2 * high)
-    grid = figure.subplots(high, len(ways), squeeze=False, sharey="row")
-    for column, (way, statistics) in enumerate(ways):
+    high, across = 2 if form == "features" else 1, max(2, min(ACROSS, len(ways)))
+    deep = high * ceil(len(ways) / across)
+    figure = new_figure(3.2 * across, 2.8 * deep)
+    grid = figure.subplots(deep, across, squeeze=False)
+    for spare in grid.flat:
+        spare.set_visible(False)
+    for number, (way, statistics) in enumerate(ways):
         own = [row for row in rows if (row["way"], row["statistics"]) == (way, statistics)]
-        _layers(grid[0, column], form, [row for row in own if "layer" in row])
-        reset = ", statistics reset" if statistics == "reset" else ""
-        grid[0, column].set_title(f"{way}{reset}", fontsize=8)
+        place, column = high * (number // across), number % across
+        upper = _shown(grid[place, column], beside=grid[0, 0])
+        _layers(upper, form, [row for row in own if "layer" in row])
+        upper.set_title(f"{way}{', statistics reset' if statistics == 'reset' else ''}", fontsize=8)
+        upper.set_ylabel("" if column else "1 − cos" if form == "features" else "relative size")
         if high > 1:
-            _line(grid[1, column], [row for row in own if "t" in row])
-    grid[0, 0].set_ylabel("1 − cos" if form == "features" else "relative size")
+            lower = _shown(grid[place + 1, column], beside=grid[1, 0])
+            _line(lower, [row for row in own if "t" in row])
+            lower.set_ylabel("" if column else "error, %")
     grid[0, 0].legend(fontsize=6)
-    if high > 1:
-        grid[1, 0].set_ylabel("error, %")
     return figure
+
+
+def _shown(axes: Axes, beside: Axes) -> Axes:
+    """A panel that is used, on the scale of the first of its kind."""
+    axes.set_visible(True)
+    if axes is not beside:
+        axes.sharey(beside)
+    return axes
 
 
 def _layers(axes: Axes, form: str, rows: Sequence[Row]) -> None:

@@ -16,7 +16,7 @@ Numbers = dict[str, dict[str, list[float]]]
 #: Each is the module or package of its name beside this one, which defines KIND.
 KINDS = (
     "stitching", "similarity", "accuracy", "rotation", "connectivity", "folding", "distances", "dissection",
-    "activation", "corrections",
+    "activation", "ordering", "corrections",
 )  # fmt: skip
 
 

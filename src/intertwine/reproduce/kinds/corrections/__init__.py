@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from intertwine.errors import InputError
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import panels_in_rows
 from intertwine.reproduce.claims import summary
 from intertwine.reproduce.kinds.corrections.checks import CHECKS
 from intertwine.reproduce.kinds.registry import Kind, Numbers, Row
@@ -55,13 +56,14 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     """One panel per check, two bars each: they measure different things."""
     found = numbers(plan, rows)
     checks = list(found[WAYS[0]])
-    figure = new_figure(1.7 * len(checks) + 0.5, 2.8)
-    for axes, name in zip(figure.subplots(1, len(checks), squeeze=False)[0], checks, strict=True):
+    what = {row["check"]: row["what"] for row in rows}
+    figure, grid = panels_in_rows(len(checks), 2.4, 2.6)
+    for axes, name in zip(grid, checks, strict=True):
         for i, way in enumerate(WAYS):
             mean, spread = summary(found[way][name])
             axes.bar(i, mean or 0.0, yerr=spread or 0.0, color=f"C{i}", capsize=3)
         axes.set_xticks(range(len(WAYS)), WAYS, fontsize=7, rotation=20)
-        axes.set_title(name, fontsize=8)
+        axes.set_title("\n".join(wrap(f"{name}: {what[name]}", 36)), fontsize=7)
         axes.tick_params(axis="y", labelsize=7)
     return figure
 

@@ -84,7 +84,8 @@ def histograms(plan: Plan, rows: Sequence[Row]) -> Figure:
 def sparsity(plan: Plan, rows: Sequence[Row]) -> Figure:
     """Paper 0, figure 15; paper 1, figure 8: a number against sparsity, means over pairs, and some of the matrices."""
     what, shown = plan["settings"]["what"], [row for row in rows if "matrix" in row]
-    figure, axes, below = panels(rows, below=1 if shown else 0)
+    matrices = by(shown, label_of)
+    figure, axes, below = panels(rows, more=len(matrices))
     for place, some in by(rows, label_of).items():
         for kind, group in by(some, _sparse_kind).items():
             points = [_point(one, what) for one in by(group, family_name).values()]
@@ -98,11 +99,11 @@ def sparsity(plan: Plan, rows: Sequence[Row]) -> Figure:
         axes[place].set_xlabel("zeros, %")
         axes[place].set_ylabel(NUMBERS[what][0])
     next(iter(axes.values())).legend(fontsize=7)
-    for column, some in zip(zip(*below, strict=True), by(shown, label_of).values(), strict=True):
+    for panel, some in zip(below, matrices.values(), strict=True):
         row = max(some, key=lambda row: (row["family"].startswith("sparse"), row["fit"] == "task", row["sparsity"]))
         edge = max(abs(value) for line in row["matrix"] for value in line) or 1
-        column[0].imshow(row["matrix"], cmap="RdBu_r", vmin=-edge, vmax=edge, interpolation="nearest")
-        column[0].set_title(f"{family_name(row)}, {row['sparsity']:.0%} zeros", fontsize=8)
+        panel.imshow(row["matrix"], cmap="RdBu_r", vmin=-edge, vmax=edge, interpolation="nearest")
+        panel.set_title(f"{family_name(row)}, {row['sparsity']:.0%} zeros", fontsize=8)
     return figure
 
 
@@ -141,6 +142,16 @@ def layers(plan: Plan, rows: Sequence[Row]) -> Figure:
     if plain:
         mean, spread = summary(values(plain, "cross_entropy"))
         left.set_title(f"without a map: cross-entropy {mean:.2f} ± {spread:.2f}", fontsize=9)
+    return figure
+
+
+def fronts(plan: Plan, rows: Sequence[Row]) -> Figure:
+    """A number over the layers, one line per data set that the front networks were trained on."""
+    what, figure = plan["settings"]["what"], new_figure(3 + 0.8 * max(5, len(places(rows))), 4)
+    axes = figure.subplots()
+    for name, some in by(rows, group_of(plan)).items():
+        over_places(axes, some, what, f"front: {name}")
+    named(axes, rows, what)
     return figure
 
 

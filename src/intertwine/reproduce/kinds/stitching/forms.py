@@ -30,6 +30,7 @@ FORMS: Mapping[str, Form] = {
     "averages": Form(readings.averages, figures.averages),
     "several": Form(readings.several, figures.several),
     "groups": Form(readings.groups, panel_figures.groups),
+    "fronts": Form(readings.groups, figures.fronts),
     "ranks": Form(readings.layers, panel_figures.ranks),
     "starts": Form(readings.starts, panel_figures.starts),
     "iterations": Form(readings.iterations, panel_figures.iterations),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import ACROSS, panels_in_rows
 from intertwine.reproduce.kinds.registry import Row
 from intertwine.reproduce.kinds.stitching.rows import NUMBERS, by, label_of, places, values
 from intertwine.stitch.pictures import summary
@@ -38,11 +38,10 @@ def named(axes: Axes, rows: Sequence[Row], what: str) -> None:
     axes.legend(fontsize=8, **beside)
 
 
-def panels(rows: Sequence[Row], width: float = 3.0, below: int = 0) -> tuple[Figure, dict[str, Axes], Any]:
-    """One panel per place side by side, and rows of empty panels below."""
+def panels(rows: Sequence[Row], width: float = 3.0, more: int = 0) -> tuple[Figure, dict[str, Axes], list[Axes]]:
+    """One panel per place, and some more behind them."""
     order = places(rows)
-    figure = new_figure(width * len(order) + 0.6, 3.2 + 2.4 * below)
-    grid = figure.subplots(1 + below, len(order), squeeze=False)
-    for axes, place in zip(grid[0], order, strict=True):
+    figure, grid = panels_in_rows(len(order) + more, width, 3.0, min(ACROSS, len(order)))
+    for axes, place in zip(grid, order, strict=False):
         axes.set_title(f"layer {order[place]}", fontsize=9)
-    return figure, dict(zip(order, grid[0], strict=True)), grid[1:]
+    return figure, dict(zip(order, grid, strict=False)), grid[len(order) :]

@@ -64,7 +64,9 @@ def _kind(row: Row) -> str:
 
 
 def group_of(plan: Mapping[str, Any]) -> Callable[[Row], str]:
-    """What the networks of a row are called, where an option of theirs varies, such as "width 2"."""
+    """What the networks of a row are called: "width 2" where an option varies, or what the front was trained on."""
+    if plan["networks"].get("trained_on"):  # results of before have no such entry
+        return lambda row: row["front_group"]
     (option,) = plan["networks"]["vary"]
     return lambda row: f"{option} {row['front_group']:g}"
 
