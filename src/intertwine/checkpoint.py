@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
+import tarfile
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -71,7 +72,18 @@ def _unpickled(file: Path) -> Any:
                 f"{file} was refused: it has {size:,} bytes and would unpack to {unpacked:,}, which no checkpoint "
                 "does. Save its tensors again where it comes from, with torch.save or as safetensors."
             )
+    elif not _begins_as_pickle(file) and not tarfile.is_tarfile(file):
+        raise InputError(
+            f"{file} is no checkpoint, or a damaged one: it is neither a safetensors file, whose name ends in "
+            ".safetensors, nor what torch.save writes. Give the file that holds the weights."
+        )
     return torch.load(file, "cpu", weights_only=True)
+
+
+def _begins_as_pickle(file: Path) -> bool:
+    """Whether it begins as every pickle does since 2003, those of torch.save among them."""
+    with file.open("rb") as stream:
+        return stream.read(1) == b"\x80"
 
 
 def _refusal(path: str | Path, error: Exception) -> InputError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from intertwine.commands.arguments import add_arguments
 from intertwine.commands.arguments.shared import add_exit_codes
-from intertwine.errors import IntertwineError
+from intertwine.errors import IntertwineError, did_you_mean
 from intertwine.version import VERSION
 
 #: Packages that commands need beyond the core, and the extra of intertwine that installs each.
@@ -35,11 +35,37 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Help that ends with the exit codes. Sub-commands are of the same class, so that none can forget them."""
+    """Help that ends with the exit codes, and refusals in our words. Sub-commands are of the same class.
+
+    What was parsed says by `.parser` which sub-command was reached last: its usage is shown, or its help where it is a
+    group of commands and none of these was named.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         add_exit_codes(self)
+        self.set_defaults(parser=self)
+
+    @property
+    def groups(self) -> bool:
+        """Whether it only leads to other commands."""
+        return any(isinstance(action, argparse._SubParsersAction) for action in self._actions)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As usual, but what is not understood is told with the usage of the command it was given to."""
+        options, left = self.parse_known_args(args, namespace)
+        if left:
+            flags = [flag for action in options.parser._actions for flag in action.option_strings]
+            near = "".join(did_you_mean(word, flags) for word in left if word.startswith("--")).rstrip()
+            options.parser.error(f"not understood: {' '.join(left)}. {near}".rstrip())
+        return options
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A word that is none of the choices."""
+        if action.choices is not None and value not in action.choices:
+            known = list(map(str, action.choices))
+            said = f"there is no {value!r}. {did_you_mean(str(value), known)}Choose one of {', '.join(known)}"
+            raise argparse.ArgumentError(action, said)
 
 
 def parser() -> Parser:
@@ -47,15 +73,18 @@ def parser() -> Parser:
     top = Parser("intertwine", description="Find, prove and use the symmetries of any PyTorch network.")
     add_exit_codes(top, "the answer is no, or some of the work failed: see the help of the command")
     top.add_argument("--version", action="version", version=f"intertwine {VERSION}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name, purpose in COMMANDS.items():
         add_arguments(name, commands.add_parser(name, help=purpose))
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code. Without one, the commands that there are."""
     options = parser().parse_args(argv)
+    if options.parser.groups:
+        options.parser.print_help()
+        return 0
     try:
         return import_module(f"intertwine.commands.{options.command}").run(options)
     except IntertwineError as error:

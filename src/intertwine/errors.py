@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+#: Names that are suggested at most.
+SUGGESTED = 5
+
 
 class IntertwineError(Exception):
     """Root of every error raised on purpose by intertwine."""
@@ -27,8 +30,12 @@ class RuleError(IntertwineError, RuntimeError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The sentence that names what was probably meant, with a space behind it; empty where nothing is near.
 
-    >>> did_you_mean("mirtle", ["mlp", "myrtle"])
-    'Did you mean myrtle? '
+    Names that hold what was written come first, the shortest before the others.
+
+    >>> did_you_mean("mirtle", ["mlp", "myrtle"]), did_you_mean("cka", ["cca", "linear_cka", "rbf_cka"])
+    ('Did you mean myrtle? ', 'Did you mean rbf_cka, linear_cka, cca? ')
     """
-    near = get_close_matches(name, list(known), n=4, cutoff=0.5)
+    names = list(dict.fromkeys(known))
+    holding = sorted((one for one in names if len(name) > 1 and name in one), key=len)
+    near = list(dict.fromkeys([*holding, *get_close_matches(name, names, n=4, cutoff=0.5)]))[:SUGGESTED]
     return f"Did you mean {', '.join(near)}? " if near else ""

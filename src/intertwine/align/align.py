@@ -21,6 +21,7 @@ from intertwine.align.weights import WeightsOptions, solve_weights
 from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.equivalence import check_same_architecture
 from intertwine.errors import InputError, did_you_mean
+from intertwine.features.batches import check_batches
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
@@ -104,6 +105,8 @@ def align(
             f"The method {method!r} looks at what the networks do on data, and none was given. Pass data=, batches of "
             "(inputs, targets); 'weights' and 'scale-aware' need none."
         )
+    if data is not None:
+        check_batches(data)
     _check_count("starts", starts)
     _check_count("sweeps", sweeps)
     found = symmetry

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from intertwine.align.descent import Step
+from intertwine.frames import frame
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 
@@ -49,6 +50,14 @@ class Alignment:
             "history": [asdict(step) for step in self.history],
             "per_wire": [asdict(part) for part in self.per_wire],
         }
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per step of the history, as plain data."""
+        return [asdict(step) for step in self.history]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return frame(self.to_rows())
 
     def __repr__(self) -> str:
         share = f", {self.after / self.before:.1%} left" if self.before > 0 else ""

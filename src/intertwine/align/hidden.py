@@ -6,7 +6,6 @@ network computes with functions, or in a module that is called twice, is seen ju
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from intertwine.features.batches import calls, placed
 from intertwine.features.capture import evaluating
 from intertwine.features.fingerprint import Fingerprint, Hasher, samples_of
 from intertwine.graph.capture import capture
+from intertwine.graph.copies import copied
 from intertwine.graph.program import Program
 from intertwine.graph.tape import Value
 from intertwine.symmetry.discover import Discovery
@@ -130,7 +130,7 @@ def watch(symmetry: Symmetry, a: nn.Module, b: nn.Module, data: Any, listeners: 
 def _beside(a: nn.Module, b: nn.Module) -> nn.Module:
     """b on the device of a; a copy where it lies elsewhere."""
     devices = [next((t.device for t in [*m.parameters(), *m.buffers()]), None) for m in (a, b)]
-    return b if devices[0] == devices[1] else copy.deepcopy(b).to(devices[0])
+    return b if devices[0] == devices[1] else copied(b).to(devices[0])
 
 
 def _shape_of(call: Arguments) -> Any:

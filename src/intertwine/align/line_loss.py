@@ -6,7 +6,6 @@ those of the mixed network, and a loss under them would lead a search astray.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from intertwine.errors import InputError
 from intertwine.features.capture import evaluating
 from intertwine.features.labelled import Labelled, labelled
 from intertwine.features.scoring import Loss, score
+from intertwine.graph.copies import copied
 
 MIDDLE = 0.5
 
@@ -65,7 +65,7 @@ class LineLoss:
 
     def __init__(self, task: Task, options: LineOptions) -> None:
         self.options, self.data = options, task.data
-        self.network = copy.deepcopy(task.a).requires_grad_(False)
+        self.network = copied(task.a).requires_grad_(False)
         self.statistics = _statistics(self.network)
         if options.batch_statistics:
             _forget_statistics(self.network)

@@ -25,6 +25,7 @@ from intertwine.align.objective import counted, squared_distance
 from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.equivalence import check_same_architecture
 from intertwine.errors import InputError
+from intertwine.frames import frame
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
@@ -73,6 +74,14 @@ class CommonFrame:
             "history": list(self.history),
         }
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per round, as plain data; round 0 is with all networks aligned to the anchor alone."""
+        return [{"round": i, "objective": objective} for i, objective in enumerate(self.history)]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return frame(self.to_rows())
+
     def __repr__(self) -> str:
         share = f", {self.after / self.before:.1%} left" if self.before > 0 else ""
         return (
@@ -120,6 +129,7 @@ def align_many(
         >>> frame.before > 1, frame.after
         (True, 0.0)
     """
+    check_list(models, "align_many")
     if len(models) < 2:
         raise InputError(f"Two networks or more are needed to align them with each other; found {len(models)}.")
     if isinstance(data, Iterator):
@@ -142,6 +152,15 @@ def align_many(
         tuple(search.moved[k] for k in back), tuple(search.elements[k] for k in back), order[anchor], method,
         search.before, search.objective, tuple(history), found,
     )  # fmt: skip
+
+
+def check_list(models: Sequence[nn.Module], function: str) -> None:
+    """Refuse one network where a list of networks belongs: a Sequential would pass for the list of its layers."""
+    if isinstance(models, nn.Module):
+        raise InputError(
+            f"A list of networks was expected, and one {type(models).__name__} was given. Put them into a list: "
+            f"{function}([a, b], x)."
+        )
 
 
 def spread(symmetry: Symmetry, models: Sequence[nn.Module], buffers: bool = False) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from intertwine.errors import InputError, MismatchError
 from intertwine.graph.capture import empty_caches
+from intertwine.graph.copies import copied
 
 WIDER = {True: torch.complex128, False: torch.float64}
 
@@ -73,7 +73,7 @@ def mean_network(models: Iterable[nn.Module], weights: Sequence[float | int] | N
     def states() -> Iterable[dict[str, Tensor]]:
         for model in models:
             if not made:
-                made.append(copy.deepcopy(model))
+                made.append(copied(model))
             yield _tensors(model)
 
     mean = entrywise_mean(states(), weights)

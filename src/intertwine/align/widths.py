@@ -11,7 +11,6 @@ never falls, and until none of them gains. Between equal widths this is weight m
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from intertwine.align.plans import Plans, Reads, Transport, along, check_family, reading_axes
 from intertwine.canonical.blocks import weights_of
 from intertwine.graph.capture import empty_caches, tied_names
+from intertwine.graph.copies import copied
 from intertwine.symmetry.layout import Leaf, Plus, Times, Tree
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
@@ -101,7 +101,7 @@ def align_widths(
 
 
 def _built(symmetries: tuple[Symmetry, ...], a: nn.Module, b: nn.Module, plans: Plans, reads: Reads) -> nn.Module:
-    model = copy.deepcopy(a)
+    model = copied(a)
     tied = tied_names(a)
     given = {tied[n]: t.detach() for n, t in _tensors(b) if n in tied}
     with torch.no_grad():

@@ -7,7 +7,6 @@ does not see them swapped. With the arrow from the input, τ Z = Z is asked as w
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from intertwine.canonical.batches import Inputs, batches
 from intertwine.canonical.classes import equal_pairs
 from intertwine.errors import InputError
 from intertwine.graph.capture import check_model, empty_caches
+from intertwine.graph.copies import copied
 from intertwine.symmetry.certify import relative_error
 from intertwine.symmetry.exact import float64_forward, to_float64
 
@@ -126,7 +126,7 @@ class _Cut:
 
     def __init__(self, model: nn.Module, at: str, axis: int | None) -> None:
         check_model(model)
-        self.model = copy.deepcopy(model).to(torch.float64)
+        self.model = copied(model).to(torch.float64)
         empty_caches(self.model)
         self.at, self.axis = at, axis
         if at not in (names := [name for name, _ in self.model.named_modules() if name]):

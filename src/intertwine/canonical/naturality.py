@@ -7,7 +7,6 @@ action of a group element on every tensor of the captured program, so that any a
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from intertwine.canonical.batches import Inputs, batches
 from intertwine.canonical.squares import Gap, Squares
 from intertwine.errors import MismatchError
 from intertwine.graph.capture import capture, check_model, empty_caches
+from intertwine.graph.copies import copied
 from intertwine.graph.program import Program
 from intertwine.symmetry.certificate import TOLERANCE
 from intertwine.symmetry.element import Element
@@ -179,9 +179,9 @@ def _exact(symmetry: Symmetry, g: Element, model: nn.Module) -> nn.Module:
     """A float64 copy of a model of this architecture, with what a matrix must pass folded."""
     symmetry._check_element(g)
     symmetry._check_model(model)
-    copied = copy.deepcopy(model).to(torch.float64)
-    empty_caches(copied)
-    return symmetry.folded(copied)
+    exact = copied(model).to(torch.float64)
+    empty_caches(exact)
+    return symmetry.folded(exact)
 
 
 def _arrows(program: Program, gaps: Mapping[int, Gap]) -> Iterator[Arrow]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from intertwine.commands import show
 from intertwine.commands.document import print_json
-from intertwine.commands.networks import load_networks, read_images
+from intertwine.commands.networks import load_networks, need_batch_norm, read_images
 from intertwine.commands.pictures import check_picture, save_picture
 from intertwine.connect.barrier import Barrier, barrier
 from intertwine.connect.statistics import batch_norms
@@ -31,6 +31,8 @@ def run(options: Namespace) -> int:
         assert images is not None  # the parser asks for --data
         status.update("building the networks")
         a, b = load_networks(names, (options.weights, options.weights_b), options.input, images)
+        if options.reset:
+            need_batch_norm(a)
         normed = bool(batch_norms(a.model))
         reset = normed if options.reset is None else options.reset
         status.update(f"scoring {options.points} networks on {images.name}")

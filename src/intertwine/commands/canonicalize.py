@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from torch import nn
@@ -21,18 +20,23 @@ from intertwine.canonical.form import Form, make_form
 from intertwine.checkpoint import fill, read_checkpoint, write_checkpoint
 from intertwine.commands import show
 from intertwine.commands.document import print_json
+from intertwine.commands.progress import bar
 from intertwine.errors import InputError, IntertwineError
 from intertwine.files import writing
+from intertwine.graph.copies import copied
 from intertwine.models import Loaded, load
 from intertwine.symmetry.certificate import Certificate
 from intertwine.symmetry.symmetry import Symmetry, symmetry
 
 #: Files of a folder that are taken for checkpoints.
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+#: What counts where nothing else was asked for.
+LEXICOGRAPHIC, BASE, TOLERANCE = "lexicographic", 1.1, 1e-6
 
 
 def run(options: Namespace) -> int:
     """Carry out the command; 1 when the certificate fails."""
+    _check(options)
     with Console(stderr=True).status(f"building {options.model}") as status:
         loaded = load(options.model, options.weights, options.input)
         status.update("reading its symmetry")
@@ -48,6 +52,27 @@ def run(options: Namespace) -> int:
     return _dedupe(options, loaded, found) if options.dedupe else _canonicalize(options, loaded, found)
 
 
+def _check(options: Namespace) -> None:
+    """Options that would be left unread are refused, and so are numbers that mean nothing."""
+    alone = ("order", "base", "out", "element")
+    if options.dedupe and (given := [f"--{name}" for name in alone if getattr(options, name) is not None]):
+        raise InputError(
+            f"{given[0]} was given beside --dedupe, which compares checkpoints and writes nothing. Leave out one of "
+            "the two."
+        )
+    if options.tol is not None and not options.dedupe:
+        raise InputError(f"--tol {options.tol:g} was given without --dedupe DIR, where it belongs. Leave it out.")
+    if options.tol is not None and options.tol < 0:
+        raise InputError(f"--tol {options.tol:g} was asked for. It is a relative difference, 0 or more, such as 1e-6.")
+    if options.base is not None and options.order in (None, LEXICOGRAPHIC):
+        raise InputError(
+            f"--base {options.base:g} was given, but the lexicographic order has none. Add --order nodesort, or leave "
+            "it out."
+        )
+    if options.base is not None and options.base <= 1:
+        raise InputError(f"NodeSort needs a base above 1, {options.base:g} was given. Try 1.1, the default.")
+
+
 def _refuse(held: Certificate, as_json: bool) -> None:
     """A network whose symmetry does not hold has no canonical form; say what was seen."""
     if as_json:
@@ -60,9 +85,10 @@ def _refuse(held: Certificate, as_json: bool) -> None:
 
 
 def _canonicalize(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
-    canon = canonicalize(loaded.model, order=options.order, base=options.base, symmetry=found)
+    order = options.order or LEXICOGRAPHIC
+    canon = canonicalize(loaded.model, order=order, base=options.base or BASE, symmetry=found)
     weights = weights_of(found, loaded.model)
-    lexicographic = options.order == "lexicographic"  # the order of fingerprints
+    lexicographic = order == LEXICOGRAPHIC  # the order of fingerprints
     form = Form(found, weights, canon.element, canon.doubts) if lexicographic else make_form(found, weights)
     mark = form.fingerprint()
     if options.out:
@@ -102,10 +128,10 @@ def _dedupe(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
         )
     refused: dict[str, str] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with bar(*columns) as progress:
         task = progress.add_task("comparing checkpoints", total=len(files))
         forms = _forms(files, folder, loaded.model, found, refused, lambda: progress.advance(task))
-        groups = families(forms, options.tol)
+        groups = families(forms, TOLERANCE if options.tol is None else options.tol)
     if options.json:
         rows = [family.to_dict() for family in groups]
         print_json({"model": loaded.name, "folder": str(folder), "families": rows, "refused": refused})
@@ -122,9 +148,9 @@ def _forms(
     for file in files:
         name = str(file.relative_to(folder))
         try:
-            copied = copy.deepcopy(model)
-            fill(copied, read_checkpoint(file), name)
-            yield name, make_form(found, weights_of(found, copied))
+            filled = copied(model)
+            fill(filled, read_checkpoint(file), name)
+            yield name, make_form(found, weights_of(found, filled))
         except IntertwineError as error:
             refused[name] = str(error)
         done()

@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from intertwine.commands.document import print_json
+from intertwine.commands.networks import load_networks
+from intertwine.commands.pictures import SVG, check_picture, save_picture
 from intertwine.commands.show import terminal
-from intertwine.files import writing
 from intertwine.measure.compare import compare
 from intertwine.measure.comparison import Comparison
 from intertwine.measure.result import Result
-from intertwine.models import load
 from intertwine.zoo.datasets.find import data as find_data
 
 #: Layers up to which a table of all pairs fits a terminal.
@@ -23,12 +23,13 @@ WIDE = 12
 
 def run(options: Namespace) -> int:
     """Carry out the command."""
+    check_picture(options.svg, SVG)
+    names, weights = (options.first, options.second), (options.weights, options.weights_b)
     with Console(stderr=True).status("reading the data") as status:
         data = find_data(options.data, options.data_folder)
         samples = min(options.samples, len(data.test_labels))
         status.update("building the networks")
-        shape = "x".join(map(str, (1, *data.shape)))
-        first, second = load(options.first, options.weights, [shape]), load(options.second, options.weights_b, [shape])
+        first, second = load_networks(names, weights, (), data)
         status.update(f"comparing on {samples:,} test images of {data.name}")
         batches = data.subset(test=samples).batches("test", options.batch)
         found = compare(
@@ -36,18 +37,19 @@ def run(options: Namespace) -> int:
             options.policy, options.layer_b or None,
         )  # fmt: skip
         if options.svg:
-            with writing(options.svg) as path:
-                found.plot().savefig(path, format="svg")
+            save_picture(found.plot(), options.svg)
     if options.json:
         print_json(found.to_dict())
     else:
         _show(found, first.name, second.name)
+        if options.svg:
+            terminal().print(Text(f"\nwrote {options.svg}"))
     return 0
 
 
 def _show(found: Comparison, first: str, second: str) -> None:
     console = terminal()
-    console.print(Text(f"{first} (rows) and {second} (columns): {found!r}", style="bold"))
+    console.print(Text(f"{first} (rows) and {second} (columns): {found.words()}", style="bold"))
     for measure in found.measures:
         small = len(found.second) <= WIDE
         console.print(Text(f"\n{measure}", style="bold"))

@@ -14,13 +14,12 @@ from rich.text import Text
 from intertwine.commands import show
 from intertwine.commands.document import print_json
 from intertwine.commands.fold_ways import Folded, way_of
-from intertwine.commands.networks import Images, load_networks, need_data, read_images
+from intertwine.commands.networks import Images, load_networks, need_batch_norm, need_data, read_images
 from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import save_picture
 from intertwine.commands.progress import progress, within
 from intertwine.connect.merged import scored
-from intertwine.connect.statistics import batch_norms, reset_statistics
-from intertwine.errors import InputError
+from intertwine.connect.statistics import reset_statistics
 from intertwine.fold.complexity import Complexity
 from intertwine.fold.costs import Change
 from intertwine.fold.folded import Fold
@@ -69,10 +68,8 @@ def run(options: Namespace) -> int:
     with held(options.out), progress(f"building {options.model}") as tell:
         images = read_images(options, [options.model])
         (loaded,) = load_networks([options.model], [options.weights], options.input, images)
-        if options.reset and not batch_norms(loaded.model):
-            raise InputError(
-                f"--reset was given, but {loaded.name} has no BatchNorm with running statistics. Leave it out."
-            )
+        if options.reset:
+            need_batch_norm(loaded)
         tell("folding", 0.1)
         found = way(loaded, images, within(tell, 0.1, 0.8))
         tell("counting different features", 0.8)

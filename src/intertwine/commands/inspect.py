@@ -6,9 +6,11 @@ from argparse import Namespace
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from intertwine.commands import show
 from intertwine.commands.document import print_json
+from intertwine.commands.pictures import SVG, check_picture
 from intertwine.errors import InputError
 from intertwine.files import write_text
 from intertwine.models import Loaded, load
@@ -23,6 +25,7 @@ COPIES = 5
 
 def run(options: Namespace) -> int:
     """Carry out the command; 1 when the certificate fails."""
+    check_picture(options.svg, SVG)
     with Console(stderr=True).status(f"building {options.model}") as status:
         loaded = load(options.model, options.weights, options.input)
         status.update("reading its symmetry")
@@ -41,7 +44,8 @@ def run(options: Namespace) -> int:
     else:
         parts = [show.header(loaded.name, found, loaded.model), show.tree(found, options.slots)]
         parts += [show.frozen(found, options.frozen), show.certificate(held)]
-        show.terminal().print(show.spaced(*parts))
+        files = [Text(f"wrote {options.svg}")] if options.svg else []
+        show.terminal().print(show.spaced(*parts, *files))
     return 0 if held is None or held.ok else 1
 
 

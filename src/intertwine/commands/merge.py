@@ -17,7 +17,7 @@ from intertwine.commands import show
 from intertwine.commands.document import print_json
 from intertwine.commands.networks import Images, load_networks, need_data, read_images
 from intertwine.commands.settings import settings
-from intertwine.connect.merged import Merged, Score, score_notes, scored
+from intertwine.connect.merged import MENDED_MEAN, PLAIN_MEAN, Merged, Score, score_notes, scored
 from intertwine.connect.merging import PLAIN, merge
 from intertwine.errors import InputError
 from intertwine.models import Loaded
@@ -30,13 +30,13 @@ def run(options: Namespace) -> int:
         images = read_images(options, options.models)
         networks = load_networks(options.models, _checkpoints(options), options.input, images)
         status.update(f"merging by {options.method}")
-        merged = _merged(options, options.method, networks, images)
+        merged = _merged(options, options.method, options.repair, networks, images)
         scores: tuple[Score, ...] = ()
         if images is not None:
             status.update(f"scoring on {images.name}")
-            plain = merged if options.method == "none" else _merged(options, "none", networks, images)
             named = {f"{i} {network.name}": network.model for i, network in enumerate(networks)}
-            scores = scored({"merged": merged.model, "plain mean": plain.model} | named, images.test, None)
+            plain = _plain_means(options, merged, networks, images)
+            scores = scored({"merged": merged.model} | plain | named, images.test, None)
         if options.out:
             write_checkpoint(merged.model, options.out)
     notes = [*merged.notes, *score_notes(scores), *_new_tensors(networks[0].model, merged.model)]
@@ -51,14 +51,26 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _merged(options: Namespace, method: str, networks: Sequence[Loaded], images: Images | None) -> Merged:
+def _merged(options: Namespace, method: str, repair: str, networks: Sequence[Loaded], images: Images | None) -> Merged:
     """Images to learn from make the network; it is scored on others."""
     searches = method not in PLAIN
     return merge(
         [network.model for network in networks], *networks[0].args, data=images and images.train, method=method,
-        repair=None if options.repair == "none" else options.repair, weights=_shares(options.weights_of), check=False,
+        repair=None if repair == "none" else repair, weights=_shares(options.weights_of), check=False,
         options=settings(method, options.option) if searches else None, seed=options.seed, **networks[0].kwargs,
     )  # fmt: skip
+
+
+def _plain_means(
+    options: Namespace, merged: Merged, networks: Sequence[Loaded], images: Images
+) -> dict[str, nn.Module]:
+    """The mean of the networks as they are, and where a repair was asked for the same mean mended alike."""
+    names = {"none": PLAIN_MEAN} | ({} if options.repair == "none" else {options.repair: MENDED_MEAN})
+    same = options.repair if options.method == "none" else None
+    return {
+        name: (merged if repair == same else _merged(options, "none", repair, networks, images)).model
+        for repair, name in names.items()
+    }
 
 
 # -- what was asked ----------------------------------------------------------------------------------------------------
@@ -125,8 +137,9 @@ def _show(merged: Merged, scores: Sequence[Score], notes: Sequence[str], images:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in (f"on test images of {images.name}", "loss", "accuracy"):
             table.add_column(name, justify="right" if name in ("loss", "accuracy") else "left")
+        itself = None if merged.method != "none" else MENDED_MEAN if merged.repair else PLAIN_MEAN
         for score in scores:
-            if (score.name, merged.method) != ("plain mean", "none"):  # it is the merged one
+            if score.name != itself:
                 accuracy = "–" if score.error is None else f"{1 - score.error:.2%}"
                 table.add_row(score.name, f"{score.loss:.4f}", accuracy)
         parts.append(table)

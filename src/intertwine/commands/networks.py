@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from intertwine.connect.statistics import batch_norms
 from intertwine.errors import InputError
 from intertwine.models import Loaded, load
 from intertwine.models.sources import SOURCES
@@ -31,12 +32,28 @@ class Images:
 
 
 def load_networks(
-    names: Sequence[str], weights: Sequence[str | None], inputs: Sequence[str], images: Images | None
+    names: Sequence[str], weights: Sequence[str | None], inputs: Sequence[str], images: Images | Dataset | None
 ) -> list[Loaded]:
     """The networks, ready to be called with the inputs the user wrote, else with an image, else with their own."""
-    if images is not None and not inputs:
-        inputs = ["x".join(map(str, (1, *images.shape)))]
-    return [load(name, file, inputs) for name, file in zip(names, weights, strict=True)]
+    if images is None or inputs:
+        return [load(name, file, inputs) for name, file in zip(names, weights, strict=True)]
+    shape = "x".join(map(str, (1, *images.shape)))
+    return [load(name, file, [shape], _other_data(name, images)) for name, file in zip(names, weights, strict=True)]
+
+
+def _other_data(name: str, images: Images | Dataset) -> str:
+    """What to do where a network cannot read the images."""
+    learnt = zoo_data(name)
+    known = "" if learnt is None else f", such as {learnt['name']}, which it learnt on"
+    return f"That is the shape of an image of {images.name}: choose a data set that it can read by --data{known}."
+
+
+def need_batch_norm(loaded: Loaded) -> None:
+    """Refuse a reset of statistics that there are none of."""
+    if not batch_norms(loaded.model):
+        raise InputError(
+            f"--reset was given, but {loaded.name} has no BatchNorm with running statistics. Leave it out."
+        )
 
 
 def read_images(options: Namespace, names: Sequence[str]) -> Images | None:

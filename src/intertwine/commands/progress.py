@@ -6,19 +6,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 Tell = Callable[[str, float], None]
+
+
+def bar(*columns: ProgressColumn) -> Bar:
+    """A bar on standard error that goes when the work is done; in a file or pipe nothing, not even an empty line."""
+    console = Console(stderr=True)
+    return Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
 def progress(first: str) -> Iterator[Tell]:
     """A bar on standard error that goes when the work is done; gives what to call with (doing, part behind)."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(first, total=1.0)
-        yield lambda doing, part: bar.update(task, description=doing, completed=part)
+    with bar(*columns, TimeElapsedColumn()) as shown:
+        task = shown.add_task(first, total=1.0)
+        yield lambda doing, part: shown.update(task, description=doing, completed=part)
 
 
 def within(tell: Tell, start: float, end: float) -> Tell:

@@ -45,7 +45,8 @@ def run(options: Namespace) -> int:
         print_json(head | found.to_dict() | {"out": options.out})
     else:
         files = [Text("\n").join(Text(f"wrote {path}") for path in wrote)] if wrote else []
-        show.terminal().print(show.spaced(_told(head), Text(repr(found)), *_details(found), *_notes(found), *files))
+        table = Text("\n".join(found.words()))
+        show.terminal().print(show.spaced(_told(head), table, *_details(found), *_notes(found), *files))
     return 0
 
 

@@ -6,25 +6,27 @@ import statistics
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from intertwine.commands.document import print_json
+from intertwine.commands.progress import bar
 from intertwine.commands.show import duration, human, terminal
 from intertwine.commands.words import option
 from intertwine.zoo.datasets.download import download
 from intertwine.zoo.datasets.sources import NAMES
 from intertwine.zoo.folder import Zoo, load
-from intertwine.zoo.manifest import read_manifest
+from intertwine.zoo.manifest import Record, read_manifest
 from intertwine.zoo.networks.registry import architecture, architectures, build
 from intertwine.zoo.progress import Progress
 from intertwine.zoo.recipe import RECIPES
 from intertwine.zoo.seeds import seeds
+from intertwine.zoo.trainer import Score
 from intertwine.zoo.training import train
 
 
@@ -43,13 +45,13 @@ def _train(options: Namespace) -> int:
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[accuracy]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"),
     )  # fmt: skip
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading the data", total=1.0, accuracy="", left="")
+    with bar(*columns) as shown:
+        task = shown.add_task("reading the data", total=1.0, accuracy="", left="")
 
         def show(progress: Progress) -> None:
             first, last = progress.seeds[0], progress.seeds[-1]
             named = f"seed {first}" if first == last else f"seeds {first} to {last}"
-            bar.update(
+            shown.update(
                 task, completed=progress.done,
                 description=f"{named}, epoch {min(progress.epoch + 1, progress.epochs)} of {progress.epochs}",
                 accuracy="" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}",
@@ -96,32 +98,40 @@ def _list_names(as_json: bool) -> None:
     console.print(networks, Text(), recipes, Text(), Text(f"data sets: {', '.join(NAMES)}"), sep="\n")
 
 
-def _show(zoo: Zoo, as_json: bool, again: list[float] | None = None) -> None:
-    """The networks of a zoo; `again` are accuracies measured now."""
-    accuracies = again or [r.accuracy for r in zoo.records]
+def _show(zoo: Zoo, as_json: bool, again: Score | None = None) -> None:
+    """The networks of a zoo; `again` is what was measured now."""
+    accuracies = [r.accuracy for r in zoo.records] if again is None else again.accuracy.tolist()
+    losses = [r.loss for r in zoo.records] if again is None else again.loss.tolist()
     if as_json:
-        rows = [{"seed": r.seed, "file": r.file, "accuracy": a} for r, a in zip(zoo.records, accuracies, strict=True)]
+        rows = [_row(*parts, again is not None) for parts in zip(zoo.records, accuracies, losses, strict=True)]
         print_json({"folder": str(zoo.folder), "networks": rows})
         return
     table = _table("seed", "accuracy", "loss", "best epoch", "seconds", "file")
     if again is not None:
         table.add_column("in the manifest", justify="right")
-    for record, now in zip(zoo.records, accuracies, strict=True):
+    for record, now, loss in zip(zoo.records, accuracies, losses, strict=True):
         best = f"{record.best_accuracy:.2%} at {record.best_epoch}"
-        row = [str(record.seed), f"{now:.2%}", f"{record.loss:.4f}", best, f"{record.seconds:.1f}", record.file]
+        row = [str(record.seed), f"{now:.2%}", f"{loss:.4f}", best, f"{record.seconds:.1f}", record.file]
         table.add_row(*row, *([] if again is None else [f"{record.accuracy:.2%}"]))
     console = terminal()
-    console.print(Text(repr(zoo), style="bold"))
+    console.print(Text(zoo.words(), style="bold"))
     console.print(table)
     if len(accuracies) > 1:
         mean, spread = statistics.mean(accuracies), statistics.stdev(accuracies)
         console.print(Text(f"mean accuracy {mean:.2%}, standard deviation {spread:.2%}", style="bold"))
 
 
+def _row(record: Record, accuracy: float, loss: float, again: bool) -> dict[str, Any]:
+    """One network; what the manifest says stands beside what was measured `again`."""
+    row = {"seed": record.seed, "file": record.file, "accuracy": accuracy, "loss": loss}
+    manifest = {"accuracy": record.accuracy, "loss": record.loss}
+    return row | ({"manifest": manifest} if again else {})
+
+
 def _evaluate(options: Namespace) -> int:
     zoo = load(options.folder)
     score = zoo.evaluate(zoo.dataset(options.data_folder), options.device)
-    _show(zoo, options.json, score.accuracy.tolist())
+    _show(zoo, options.json, score)
     return 0
 
 

@@ -15,7 +15,7 @@ from intertwine.connect.interpolation import path_between
 from intertwine.connect.scale_correction import corrected_along
 from intertwine.connect.statistics import reset_along
 from intertwine.errors import InputError
-from intertwine.features.batches import calls, placed
+from intertwine.features.batches import calls, check_batches, placed
 from intertwine.features.fingerprint import Fingerprint
 from intertwine.features.pictures import new_figure
 from intertwine.features.scoring import Loss
@@ -198,6 +198,7 @@ def barrier(
 
 def first_batch(data: Any) -> tuple[Any, Any]:
     """The first batch, and data that still has it, also where it can be read only once."""
+    check_batches(data)
     walk = iter(data)
     first = next(walk, None)
     if first is None:

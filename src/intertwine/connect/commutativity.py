@@ -6,13 +6,14 @@ It decides what a linear layer does to a mix of its inputs: W_α H_α = αW_A H_
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from math import sqrt
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+
+from intertwine.graph.copies import copied
 
 #: Layers that are one linear map of their input, given by one weight; a subclass that computes otherwise is not.
 LINEAR = (
@@ -62,7 +63,7 @@ class CommutativityMeter:
     def __init__(self, a: nn.Module, b: nn.Module) -> None:
         weight = a.get_parameter("weight").detach()
         exact = torch.promote_types(weight.dtype, torch.float32)  # half precision would round the difference away
-        self.layer = copy.deepcopy(a)
+        self.layer = copied(a)
         self.layer._forward_hooks.clear()  # of the user, which must not hear these calls
         self.layer._forward_pre_hooks.clear()
         self.a = weight.to(exact)

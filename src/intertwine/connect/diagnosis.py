@@ -21,6 +21,7 @@ from intertwine.errors import InputError
 from intertwine.features.fingerprint import Fingerprint
 from intertwine.features.places import modules_of
 from intertwine.features.scoring import score
+from intertwine.frames import frame
 from intertwine.symmetry.layout import leaves
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
@@ -55,6 +56,10 @@ class Diagnosis:
             | asdict(self.layers[one.layer])
             for one in self.connectivity
         ]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return frame(self.to_rows())
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
 
 from intertwine.connect.agreement import check_same, names_by_tensor, tensors_of
 from intertwine.errors import InputError
+from intertwine.graph.copies import copied
 
 
 def interpolate(a: nn.Module, b: nn.Module, t: float | int) -> nn.Module:
@@ -34,8 +35,8 @@ def interpolate(a: nn.Module, b: nn.Module, t: float | int) -> nn.Module:
         >>> torch.allclose(middle.weight, (a.weight + b.weight) / 2)
         True
     """
-    if not isfinite(t):
-        raise InputError(f"t must be a finite number: 0 is the first network, 1 the second; found {t}.")
+    if not isinstance(t, Real) or not isfinite(t):
+        raise InputError(f"t must be a finite number: 0 is the first network, 1 the second; found {t!r}.")
     return path_between(a, b, [t]).network(0)
 
 
@@ -92,7 +93,7 @@ def path_between(a: nn.Module, b: nn.Module, ts: Sequence[float | int]) -> Path:
     names = [group[0] for group in names_by_tensor(a)]
     first, second = tensors_of(a), tensors_of(b)
     near = {name: second[name].to(first[name].device) for name in names}
-    return Path(tuple(float(t) for t in ts), {name: first[name] for name in names}, near, copy.deepcopy(a))
+    return Path(tuple(float(t) for t in ts), {name: first[name] for name in names}, near, copied(a))
 
 
 def mix(a: Tensor, b: Tensor, t: float | int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,7 +13,11 @@ from intertwine.connect.evaluation import evaluate
 from intertwine.connect.interpolation import path_between
 from intertwine.connect.statistics import batch_norms
 from intertwine.features.scoring import Loss
+from intertwine.frames import frame
 from intertwine.symmetry.element import Element
+
+#: What the mean of the networks as they were given is called, and the same mean after the repair that was asked for.
+PLAIN_MEAN, MENDED_MEAN = "plain mean", "plain mean, mended alike"
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,9 @@ class Merged:
         elements: what moved each network before the mean was taken; empty for method "none".
         before, after: Σᵢ ‖θᵢ − mean‖² over all parameters, of the networks as given and as moved.
         frame: what `align_many` found, for the methods that align.
-        scores: on the data, where given: the merged network, the plain mean mended alike, and every given network.
+        scores: on the data, where given: the merged network ("merged"), the mean of the networks as given ("plain
+            mean"), that mean after the same repair where one was asked for ("plain mean, mended alike"), and every
+            given network ("network 0", …).
         notes: what the user should know before trusting the result.
     """
 
@@ -62,6 +68,14 @@ class Merged:
             "notes": list(self.notes),
         }
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per network that was scored, as plain data."""
+        return [asdict(score) for score in self.scores]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return frame(self.to_rows())
+
     def __repr__(self) -> str:
         mended = f", repair {self.repair}" if self.repair else ""
         head = f"Merged({len(self.weights)} networks, {self.method}{mended}: squared distances to the mean "
@@ -87,19 +101,37 @@ def batch_norm_notes(model: nn.Module, repair: str | None) -> list[str]:
     ]
 
 
-def score_notes(scores: Sequence[Score]) -> Iterator[str]:
+def score_notes(scores: Sequence[Score]) -> list[str]:
+    """Where the loss of the first, the merged network, is larger than that of the fair plain mean, or of all given.
+
+    >>> found = [Score("merged", 0.19, 0.06), Score("network 0", 0.14, 0.06), Score("network 1", 0.18, 0.06)]
+    >>> print(*score_notes(found)[0].split(". "), sep=".\\n")
+    The loss of the merged network is larger than that of every given one: 0.19 against 0.14 to 0.18.
+    Its error is 0.0600, against 0.0600.
+    """
     if not scores:
-        return
-    merged, plain, *given = scores
-    if merged.loss > plain.loss:
-        yield f"The merged network is worse than the plain mean: {_words(merged)} against {_words(plain)}."
-    best, worst = min(given, key=lambda s: s.loss), max(given, key=lambda s: s.loss)
-    if merged.loss > worst.loss:
-        yield (
-            f"The merged network is worse than every given one: {_words(merged)} against {_words(best)} to "
-            f"{_words(worst)}."
-        )
+        return []
+    notes, (merged, *others) = [], scores
+    plain = {score.name: score for score in others if score.name in (PLAIN_MEAN, MENDED_MEAN)}
+    given = [score for score in others if score.name not in plain]
+    if plain:
+        fair = plain.get(MENDED_MEAN) or plain[PLAIN_MEAN]
+        if merged.loss > fair.loss:
+            notes.append(_larger(merged, f"the {fair.name}", [fair]))
+    if given and merged.loss > max(score.loss for score in given):
+        notes.append(_larger(merged, "every given one", given))
+    return notes
 
 
-def _words(score: Score) -> str:
-    return f"loss {score.loss:.4g}" + ("" if score.error is None else f", error {score.error:.4f}")
+def _larger(merged: Score, what: str, others: Sequence[Score]) -> str:
+    losses, errors = [score.loss for score in others], [score.error for score in others if score.error is not None]
+    text = f"The loss of the merged network is larger than that of {what}: {merged.loss:.4g} against "
+    text += f"{_span(losses, '.4g')}."
+    if merged.error is None or not errors:
+        return text
+    return f"{text} Its error is {merged.error:.4f}, against {_span(errors, '.4f')}."
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    """`0.14 to 0.18`, or one number where both ends read the same."""
+    return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))

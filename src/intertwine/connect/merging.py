@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from intertwine.align.align import SOLVERS
-from intertwine.align.many import CommonFrame, align_many, common_symmetry
+from intertwine.align.many import CommonFrame, align_many, check_list, common_symmetry
 from intertwine.align.mean import mean_network
 from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.canonicalize import canonical_element
 from intertwine.connect.agreement import check_same
-from intertwine.connect.merged import Merged, Score, batch_norm_notes, score_notes, scored
+from intertwine.connect.merged import MENDED_MEAN, PLAIN_MEAN, Merged, Score, batch_norm_notes, score_notes, scored
 from intertwine.connect.repair import repair as repair_two
 from intertwine.connect.scale_correction import correct_scales
 from intertwine.connect.statistics import batch_norms, reset_statistics
@@ -57,8 +57,9 @@ def merge(
         repair: None; "reset" estimates BatchNorm statistics again on the data; "repair" is REPAIR on the data (two
             networks, or BatchNorm); "scales" corrects the size of units without data.
         weights: of the mean; none negative, together 1. t: for two networks, the same as weights (1 − t, t).
-        check: where there is data, compare the merged network with the plain mean and the given networks, and say in
-            `.notes` where it is worse. loss: of (outputs, targets) for that; cross-entropy where None.
+        check: where there is data, compare the merged network with the plain mean, with the plain mean mended alike
+            where a repair was asked for, and with the given networks, and say in `.notes` where its loss is larger.
+            loss: of (outputs, targets) for that; cross-entropy where None.
         symmetry: the symmetry of the architecture where it is known. options, seed: of the method.
 
     Returns:
@@ -76,6 +77,7 @@ def merge(
         >>> torch.equal(merged.model(x), model(x)) or torch.equal(merged.model(x), sym.act(sym.random(1), model)(x))
         True
     """
+    check_list(models, "merge")
     shares = _shares(len(models), weights, t)
     for other in models[1:]:
         check_same(models[0], other)
@@ -97,8 +99,10 @@ def merge(
     merged = _mended(moved, shares, repair, data, found)
     scores: tuple[Score, ...] = ()
     if data is not None and check:
-        plain = merged if method == "none" else _mended(models, shares, repair, data, found)
-        scores = scored({"merged": merged, "plain mean": plain} | _numbered(models), data, loss)
+        plain = {PLAIN_MEAN: merged if method == "none" and repair is None else mean_network(models, shares)}
+        if repair is not None:
+            plain[MENDED_MEAN] = merged if method == "none" else _mended(models, shares, repair, data, found)
+        scores = scored({"merged": merged} | plain | _numbered(models), data, loss)
     notes = (*batch_norm_notes(models[0], repair), *score_notes(scores))
     return Merged(
         merged, method, repair, shares, elements, _spread(models), _spread(moved), frame, scores, notes

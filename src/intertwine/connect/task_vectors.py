@@ -6,7 +6,6 @@ the weights of b means nothing in a until the element that takes b to a has move
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from intertwine.align.alignment import Alignment
 from intertwine.errors import InputError, MismatchError
 from intertwine.graph.capture import empty_caches
+from intertwine.graph.copies import copied
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.layout import act
 from intertwine.symmetry.symmetry import Symmetry
@@ -105,7 +105,7 @@ def add(model: nn.Module, delta: Mapping[str, Tensor], scale: float | int = 1.0)
         >>> torch.allclose(more.bias, model.bias + 2)
         True
     """
-    changed = copy.deepcopy(model)
+    changed = copied(model)
     tensors = changed.state_dict(keep_vars=True)
     for name in delta:
         if name not in tensors:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from intertwine.errors import InputError
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one call of a model
+ADVICE = "Pass an iterable of (inputs, targets) batches, such as a DataLoader; one batch is [(inputs, targets)]."
 
 
 def calls(data: Any) -> Iterator[Call]:
@@ -21,15 +22,28 @@ def calls(data: Any) -> Iterator[Call]:
     >>> [len(args[0]) for args, _ in calls([(x, y), (x[:2], y[:2])])]
     [4, 2]
     """
-    advice = "Pass an iterable of (inputs, targets) batches, such as a DataLoader; one batch is [(inputs, targets)]."
-    if isinstance(data, (str, bytes, Tensor, Mapping)) or not isinstance(data, Iterable):
-        raise InputError(f"data must be an iterable of (inputs, targets) batches; found {kind_of(data)}. {advice}")
-    return (_call(batch, advice) for batch in data)
+    check_batches(data)
+    return (_call(batch) for batch in data)
 
 
-def _call(batch: Any, advice: str) -> Call:
+def check_batches(data: Any) -> None:
+    """Refuse what no batches can be read from.
+
+    >>> check_batches([])
+    >>> check_batches("digits")
+    Traceback (most recent call last):
+    intertwine.errors.InputError: data must be an iterable of (inputs, targets) batches; found str. Pass an iterable ...
+    """
+    if not isinstance(data, (str, bytes, Tensor, Mapping)) and isinstance(data, Iterable):
+        return
+    whole = callable(getattr(data, "batches", None))  # a data set of the zoo, with a training and a test part
+    advice = 'Pass one part of it: data.batches("test"), or data.batches("train").' if whole else ADVICE
+    raise InputError(f"data must be an iterable of (inputs, targets) batches; found {kind_of(data)}. {advice}")
+
+
+def _call(batch: Any) -> Call:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise InputError(f"A batch of the data must be a pair (inputs, targets); found {kind_of(batch)}. {advice}")
+        raise InputError(f"A batch of the data must be a pair (inputs, targets); found {kind_of(batch)}. {ADVICE}")
     inputs = batch[0]
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
@@ -37,7 +51,7 @@ def _call(batch: Any, advice: str) -> Call:
         return ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)), {}
     raise InputError(
         f"The inputs of a batch must be a tensor, a tuple of tensors or a mapping of keyword arguments; found "
-        f"{kind_of(inputs)}. {advice}"
+        f"{kind_of(inputs)}. {ADVICE}"
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from intertwine.errors import InputError
-from intertwine.features.batches import Call, calls, fresh, placed
+from intertwine.features.batches import Call, calls, check_batches, fresh, placed
 from intertwine.features.fingerprint import Hasher, samples_of
 
 
@@ -35,8 +35,7 @@ def labelled(data: Any, model: nn.Module, hasher: Hasher | None = None, purpose:
     >>> [batch.samples for batch in batches]
     [4]
     """
-    if isinstance(data, (str, bytes, Tensor, Mapping)) or not isinstance(data, Iterable):
-        calls(data)  # raises, and says what data must be
+    check_batches(data)
     found = False
     for batch in data:
         (call,) = calls([batch])

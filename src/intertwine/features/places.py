@@ -26,6 +26,8 @@ WRAPPERS = {
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "OptimizedModule": "_orig_mod",
 }
+#: Modules that are named to somebody who asked for one there is not.
+SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,10 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
         yield name, plain[name], module
 
 
-def sites(model: nn.Module, layers: str | Iterable[str] | None = None) -> tuple[Site, ...]:
+def sites(model: nn.Module, layers: str | Iterable[str] | None = None, whose: str = "the model") -> tuple[Site, ...]:
     """The places that some paths and patterns stand for; None stands for every module without children.
+
+    `whose` is what an error calls the network.
 
     >>> [str(site) for site in sites(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ["*:input", "1"])]
     ['0:input', '1:input', '1']
@@ -92,12 +96,12 @@ def sites(model: nn.Module, layers: str | Iterable[str] | None = None) -> tuple[
     raw = {name: path for name, path, _ in _walk(model)}
     found: dict[str, Site] = {}
     for text in asked:
-        for site in _parse(text, table, raw):
+        for site in _parse(text, table, raw, whose):
             found.setdefault(str(site), site)
     return tuple(found.values())
 
 
-def _parse(text: str, table: Mapping[str, nn.Module], raw: Mapping[str, str]) -> list[Site]:
+def _parse(text: str, table: Mapping[str, nn.Module], raw: Mapping[str, str], whose: str) -> list[Site]:
     if text in table:
         return [Site(text, asked=text)]
     match = _SITE.fullmatch(text)
@@ -113,12 +117,18 @@ def _parse(text: str, table: Mapping[str, nn.Module], raw: Mapping[str, str]) ->
         return [replace(site, path=path if path in table else raw[path], asked=text)]
     fitting = [name for name in table if name and _pattern(path).fullmatch(name)] if set("*?") & set(path) else []
     if not fitting:
-        what = "no module fits it" if set("*?") & set(path) else "the model has no module of that path"
+        what = f"no module of {whose} fits it" if set("*?") & set(path) else f"{whose} has no module of that path"
         raise InputError(
-            f"The layer {text!r} was asked for, but {what}. {did_you_mean(path, table)}"
+            f"The layer {text!r} was asked for, but {what}. {did_you_mean(path, table) or _some(table)}"
             "Paths are those of model.named_modules(); in a pattern * is one step of a path and ** any number of steps."
         )
     return [replace(site, path=name, exact=False) for name in fitting]
+
+
+def _some(table: Mapping[str, nn.Module]) -> str:
+    """The sentence that names the first few modules there are."""
+    paths = [path for path in table if path]
+    return f"There are {', '.join(paths[:SHOWN])}{' …' * (len(paths) > SHOWN)}. " if paths else ""
 
 
 def _pattern(text: str) -> re.Pattern[str]:

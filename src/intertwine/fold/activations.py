@@ -6,7 +6,7 @@ From it come all squared distances E|a_i − a_j|², and those of merged feature
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -18,7 +18,7 @@ from intertwine.align.fits import Features, Moving
 from intertwine.align.hidden import watch
 from intertwine.connect.statistics import batch_norms, reset_statistics
 from intertwine.errors import InputError
-from intertwine.features.batches import calls, placed
+from intertwine.features.batches import calls, check_batches, placed
 from intertwine.fold.distances import Array, Distances
 from intertwine.fold.folded import Fold
 from intertwine.fold.options import Beta, Options, check_statistics
@@ -149,8 +149,7 @@ class _Batches:
     """Batches of inputs, with or without targets, as pairs; the first can be looked at before the rest is read."""
 
     def __init__(self, data: Any) -> None:
-        if isinstance(data, (str, bytes, Tensor, Mapping)) or not isinstance(data, Iterable):
-            calls(data)  # raises, and says what data must be
+        check_batches(data)
         self._data = data
 
     def peek(self) -> list[Any]:

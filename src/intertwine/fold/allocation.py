@@ -85,7 +85,7 @@ def allocate(
     smallest = size(least)
     if smallest > parameters:
         raise InputError(
-            f"At most {parameters:,.0f} of {size(widths):,} parameters were asked for, but {smallest:,} are left when "
+            f"{_most(parameters)} of {size(widths):,} parameters were asked for, but {smallest:,} are left when "
             "every wire that can be folded is as narrow as it may be. Ask for more."
         )
     left, step = size(widths), {}
@@ -98,6 +98,10 @@ def allocate(
         widths[best], left = narrower, left - fewer
         step = {s: found for s, found in step.items() if not size.meet(s, best)}
     return widths
+
+
+def _most(parameters: float | int) -> str:
+    return f"At most {parameters:,.0f}" if parameters >= 1 else "Fewer than one"
 
 
 def _step(

@@ -147,7 +147,11 @@ def _check(
     check_word("how", how, HOW)
     check_statistics(statistics)
     if (parameters is None) == (floor is None):
-        raise InputError("Ask for either parameters (how many may be left) or floor (the least accuracy), not both.")
+        found = "neither was given" if floor is None else f"both were given, parameters={parameters} and floor={floor}"
+        raise InputError(
+            f"Either parameters (how many may be left) or floor (the least accuracy) says how far to fold; {found}. "
+            "Pass one of them, such as parameters=0.5."
+        )
     if parameters is not None and parameters <= 0:
         raise InputError(
             f"parameters={parameters} was asked for. It is a share of the parameters, above 0 and below 1, or a number "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import traceback
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from intertwine.errors import InputError
 from intertwine.fold.crosstalk import TOLERANCE, Example, outputs_in_float64
+from intertwine.graph.copies import copied
 from intertwine.symmetry.certify import relative_error
 
 _TORCH = Path(torch.__file__).parent
@@ -22,7 +22,7 @@ def compare(wide: nn.Module, small: nn.Module, example: Example) -> float:
     Raises:
         InputError: the small one does not run, or computes something else; it names the line or the module.
     """
-    expected = outputs_in_float64(copy.deepcopy(wide).double(), example)
+    expected = outputs_in_float64(copied(wide).double(), example)
     running = _Running(small)
     try:
         found = outputs_in_float64(running.model, example)
@@ -53,7 +53,7 @@ class _Running:
     """A copy in double precision that knows which modules it is in."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = copy.deepcopy(model).double()
+        self.model = copied(model).double()
         self.inside: list[str] = []
         for path, module in self.model.named_modules():
             module.register_forward_pre_hook(lambda *_, path=path: self.inside.append(path))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from intertwine.errors import InputError
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, new_figure
 from intertwine.fold.complexity import Complexity
 
 if TYPE_CHECKING:
@@ -50,7 +50,10 @@ def complexity_curves(found: Mapping[str, Complexity], relative: bool = False) -
     axes.set_ylabel("different features / width" if relative else "different features")
     axes.set_ylim(0, None)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    betas = [one.beta for one in found.values()]
+    if isinstance(betas[0], float | int) and all(beta == betas[0] for beta in betas):
+        axes.set_title(f"β = {betas[0]:g}", fontsize=9)
+    key_below(figure)
     return figure
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from intertwine.errors import InputError
 from intertwine.graph.capture import empty_caches, tied_names
+from intertwine.graph.copies import copied
 from intertwine.graph.program import Call
 from intertwine.symmetry.layout import Leaf, Plus, Times, Tree
 from intertwine.symmetry.symmetry import Symmetry
@@ -22,7 +22,7 @@ Kept = Mapping[int, Sequence[int]]  # strand → the features that stay
 
 def widened(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """A copy with some tensors replaced, by their first names; nothing changes its shape."""
-    wide = copy.deepcopy(model)
+    wide = copied(model)
     tied = tied_names(wide)
     with torch.no_grad():
         for name, tensor in [*wide.named_parameters(), *wide.named_buffers()]:
@@ -34,7 +34,7 @@ def widened(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
 
 def cut(model: nn.Module, symmetry: Symmetry, kept: Kept) -> nn.Module:
     """A copy of a model with the features that stay, and the sizes its modules state set to match."""
-    small = copy.deepcopy(model)
+    small = copied(model)
     tied = tied_names(small)
     new: dict[str, Tensor] = {}
     for path, module in list(small.named_modules()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from intertwine.fold.options import Beta, Options
 from intertwine.fold.prepared import Prepared, prepare
 from intertwine.fold.schedules import run
 from intertwine.fold.sites import Skipped
+from intertwine.graph.copies import copied
 
 
 def fold(
@@ -184,7 +184,7 @@ def shrink(model: nn.Module, *example_args: Any, widths: Mapping[str, int], **ex
         >>> again.load_state_dict(folded.model.state_dict())
         <All keys matched successfully>
     """
-    prepared = prepare(copy.deepcopy(model), (example_args, example_kwargs))
+    prepared = prepare(copied(model), (example_args, example_kwargs))
     wires = {wire.name: wire for wire in prepared.wires}
     for name, width in widths.items():
         if name not in wires or not 1 <= width <= wires[name].size:

@@ -12,6 +12,7 @@ from intertwine.errors import InputError
 from intertwine.fold.costs import Change, seconds
 from intertwine.fold.crosstalk import Example
 from intertwine.fold.sites import RULES, Skipped
+from intertwine.frames import frame
 
 Groups = Mapping[str, tuple[tuple[int, ...], ...]]
 
@@ -54,6 +55,18 @@ class Fold:
             raise InputError(f"The time of {repeats} forwards was asked for. Ask for one or more.")
         return Change(*(seconds(m, self._example, repeats) for m in (self._original, self.model)))
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per wire that can be folded, as plain data."""
+        return [
+            {"wire": name, "before": int(w.before), "after": int(w.after), "share": w.share, "rule": self.rules[name]}
+            | {"beta": self.betas.get(name)}
+            for name, w in self.widths.items()
+        ]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return frame(self.to_rows())
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "groups": {name: [list(g) for g in groups] for name, groups in self.groups.items()},
@@ -71,7 +84,8 @@ class Fold:
             why = self.skipped[0] if self.skipped else None
             return f"Fold(nothing to fold{f': {why.what}: {why.reason}' if why else ''})"
         if not self.removed:
-            return f"Fold(nothing was merged in {len(self.groups)} wires: no two features are near enough)"
+            count = f"{len(self.groups)} wire{'s' * (len(self.groups) != 1)}"
+            return f"Fold(nothing was merged in {count}: no two features are near enough)"
         lines = [f"Fold(parameters {self.parameters}, FLOPs {self.flops})"]
         long = max(map(len, self.groups))
         for name, width in self.widths.items():

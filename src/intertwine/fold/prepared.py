@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from intertwine.fold.cutting import widened
 from intertwine.fold.roles import Norm, roles_of
 from intertwine.fold.sites import Foldable, Skipped, choose, pieces_of
 from intertwine.fold.working import Workbench, workbench
+from intertwine.graph.copies import copied
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
@@ -36,7 +36,7 @@ class Prepared:
         """The merged network at full width."""
         merged = {w.strand for w in self.wires if len(kept[w.strand]) < w.size}
         new = {name: tensor for name, tensor in self.bench.weights().items() if self._touches(name, merged)}
-        return widened(self.model, new) if new else copy.deepcopy(self.model)
+        return widened(self.model, new) if new else copied(self.model)
 
     def _touches(self, name: str, strands: set[int]) -> bool:
         return any(leaf.strand in strands for leaf in self.symmetry.layouts[name].leaves())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from intertwine.connect.barrier import Barrier, barrier
 from intertwine.errors import InputError
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, new_figure
 from intertwine.features.scoring import Loss
 from intertwine.fold.complexity import DEAD, dead_features
 from intertwine.fold.folded import Fold
@@ -84,13 +84,14 @@ class SwapBarrier:
         for kind, style, colour in (("equivalent", "-", "#2b6cb0"), ("random", "--", "#c2410c")):
             lines = [_shown(found) for found in getattr(self, kind)]
             for line in lines if len(lines) > 1 else ():
-                axes.plot(self.equivalent[0].ts, line, style, color=colour, alpha=0.25, linewidth=1)
+                thin = {"alpha": 0.25, "linewidth": 1, "label": f"thin: each of {len(lines)} draws of pairs"}
+                axes.plot(self.equivalent[0].ts, line, style, color=colour, **thin)
             mean = [_mean(values) for values in zip(*lines, strict=True)]
             axes.plot(self.equivalent[0].ts, mean, style, color=colour, label=named[kind])
         axes.set_xlabel("t: from the network (0) to itself, features swapped (1)")
         axes.set_ylabel("loss" if self.error_barriers is None else "accuracy")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        key_below(figure)
         return figure
 
 

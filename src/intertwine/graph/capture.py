@@ -7,7 +7,6 @@ Higher-order wrappers that only set a context (no_grad, autocast) are inlined. W
 
 from __future__ import annotations
 
-import copy
 import io
 import logging
 import operator
@@ -24,6 +23,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from intertwine.errors import CaptureError, InputError
+from intertwine.graph.copies import copied
 from intertwine.graph.program import Call, Program, Ref, Source
 
 #: Parts of torch that print graphs and tracebacks while an export fails.
@@ -62,10 +62,9 @@ def fresh_copy(model: nn.Module) -> nn.Module:
     Tracing may write to a module's attributes, and a cached function of the weights would hide them; neither must touch
     the user's model. Layers that cache drop it when they change to training mode, so the copy goes there and back.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    copied = copy.deepcopy(model, {id(t): t for t in tensors})
-    empty_caches(copied)
-    return copied
+    fresh = copied(model, (*model.parameters(), *model.buffers()))
+    empty_caches(fresh)
+    return fresh
 
 
 def _with_marked_outputs(model: nn.Module) -> nn.Module:
@@ -310,7 +309,9 @@ def _aliases(node: torch.fx.Node) -> bool:
     first = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
     if schema is None or first is None:
         return schema is None
-    if "dropout" in schema.name:  # inactive dropout returns its input, which fake tensors do not show
+    # inactive dropout returns its input, which fake tensors do not show; an op in place returns what it wrote to, also
+    # the assignments to buffers that export adds at the end
+    if "dropout" in schema.name or schema.arguments[0].is_write:
         return True
     if not any(r.alias_info is not None for r in schema.returns):
         return False

@@ -44,16 +44,29 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
     parameters: dict[str, Value] = {}
     for source in program.sources:
         memory.keep(source.name, _enter(tape, source, parameters))
+    read = _results_read(program)
     for call in program.calls:
         tape.call = call
+        tape.unread = frozenset(range(len(call.shapes))) - read[call.name]
         _run(tape, call, memory, distrusted)
     tape.call = None
     for ref in program.outputs:
         value = memory.values.get(ref.name)
         if isinstance(value, Value):
             tape.boundary(memory.read(ref.name), "it is an axis of the model's output")
+    _tie_states(tape, program, memory)
     tensors = {name: value for name, value in memory.made.items() if isinstance(value, Value)}
     return Graph(program, tape, tensors, parameters, _sites(program, tensors))
+
+
+def _results_read(program: Program) -> dict[str, set[int]]:
+    """Name of a call → which of its results some other call or the caller reads."""
+    names = frozenset(ref.name for ref in program.outputs).union(*(call.reads for call in program.calls))
+    read = {call.name: {0} if call.name in names else set[int]() for call in program.calls}
+    for call in program.calls:
+        if call.target is operator.getitem and call.name in names:
+            read[call.args[0].name].add(call.args[1])
+    return read
 
 
 def _enter(tape: Tape, source: Source, parameters: dict[str, Value]) -> Value:
@@ -71,6 +84,16 @@ def _enter(tape: Tape, source: Source, parameters: dict[str, Value]) -> Value:
     return tape.fixed(
         source.shape, "it meets an input of the model" if source.kind == "input" else "it meets a constant", floating
     )
+
+
+def _tie_states(tape: Tape, program: Program, memory: _Memory) -> None:
+    """What a forward writes into a source (a state, a cache) is what the next forward, or the caller, reads there."""
+    written = program.written_sources()
+    for source in program.sources:
+        before = memory.made[source.name]
+        if source.name in written and (after := memory.read(source.name)) is not before:
+            labels = tape.labels(before)
+            tape.multilinear([[(before, labels)], [(after, labels)]], labels, before.shape)
 
 
 class _Memory:
@@ -93,6 +116,7 @@ class _Memory:
             why = f"it is written in place through a view ({self.tape.here})"
             self.tape.boundary(value, why)
             self.tape.boundary(written, why)
+            value.zero = False
         return value
 
     def share(self, name: str, other: str, only_if_shared: bool = False) -> None:
@@ -121,6 +145,11 @@ def _run(tape: Tape, call: Call, memory: _Memory, distrusted: frozenset[str]) ->
     args = _substitute(call.args, memory)
     kwargs = _substitute(dict(call.kwargs), memory)
     result = _apply(tape, call, args, kwargs, call.name in distrusted)
+    for name in call.also_written:
+        why = f"it is written by {tape.here}"
+        for value in _values((args, kwargs, result)):
+            tape.boundary(value, why)
+        memory.overwrite(name, tape.fixed(memory.values[name].shape, why))
     memory.keep(call.name, result)
     first = call.args[0] if call.args and isinstance(call.args[0], Ref) else None
     if first is not None and call.aliases:

@@ -54,13 +54,17 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Axes that meet in one op. `mixes`: labels along which the op is a symmetric but non-linear reduction."""
+    """Axes that meet in one op. `mixes`: labels along which the op is a symmetric but non-linear reduction.
+
+    `variance`: the operand that is read as a running variance, if one is.
+    """
 
     call: Call | None
     operands: tuple[Operand, ...]
     laws: dict[Label, Law | Pointwise]
     mixes: frozenset[Label] = frozenset()
     length: Length | None = None
+    variance: Value | None = None
 
 
 @dataclass(frozen=True)

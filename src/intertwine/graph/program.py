@@ -50,6 +50,15 @@ class Call:
         return schema is not None and bool(schema.arguments) and bool(schema.arguments[0].is_write)
 
     @property
+    def also_written(self) -> frozenset[str]:
+        """Names of the values besides the first argument that are written to (`out=`)."""
+        schema = getattr(self.target, "_schema", None)
+        if schema is None:
+            return frozenset()
+        given = {a.name: v for a, v in zip(schema.arguments, self.args, strict=False)} | dict(self.kwargs)
+        return frozenset(_names([given.get(a.name) for a in schema.arguments[1:] if a.is_write]))
+
+    @property
     def op(self) -> str:
         return self.target.__name__ if self.target is operator.getitem else str(self.target)
 

@@ -49,6 +49,7 @@ class Tape:
     variances: dict[str, float] = field(default_factory=dict)  # running variances: value name → eps
     unsupported: list[tuple[str, str]] = field(default_factory=list)
     call: Call | None = None
+    unread: frozenset[int] = frozenset()  # results of the current op that nothing reads
 
     # -- what a rule may ask ---------------------------------------------------------------------------------------
 
@@ -100,6 +101,12 @@ class Tape:
         for dim in dims:
             ax.freeze(x.axes[dim], why)
 
+    def variance(self, x: Value | None, eps: float) -> Value | None:
+        """Note a running variance, which moves as (v + eps); None for one that cannot: a slice, a second eps."""
+        if x is None or x.computed or self.variances.setdefault(x.name, eps) != eps:
+            return None
+        return x
+
     # -- the primitive ops -----------------------------------------------------------------------------------------
 
     def multilinear(
@@ -118,6 +125,9 @@ class Tape:
         kept = [term for term, original in zip(kept, terms, strict=True) if term or not original]
         factors = [factor for term in kept for factor in term]
         operands = [(v, labels) for v, labels, _ in factors]
+        if self._rounds(operands):
+            summed = {label for _, labels in operands for label in labels if _is_label(label)} - set(out)
+            return self.joint(operands, out, shape, mixes=summed)
         result = self._joined(operands, out, shape)
         numbered, position = [], 0
         for term in kept:
@@ -146,6 +156,7 @@ class Tape:
         mixes: Iterable[Label] = (),
         laws: dict[Label, Law] | None = None,
         length: Length | None = None,
+        variance: Value | None = None,
     ) -> Value:
         """An op that treats the positions of each label alike but passes no scale (unless `laws` says so)."""
         shape = self.shape if shape is None else shape
@@ -155,7 +166,8 @@ class Tape:
         seen = {label for _, labels in every for label in labels if _is_label(label)}
         zero = Law(*(tuple({i: 1} for i in range(len(every))),) * 2)
         given = laws or {}
-        self._meet(every, {label: given.get(label, zero) for label in seen}, len(every), frozenset(mixes), length)
+        laws = {label: given.get(label, zero) for label in seen}
+        self._meet(every, laws, len(every), frozenset(mixes), length, variance)
         return result
 
     def opaque(self, inputs: Iterable[Value], shapes: Iterable[Shape | None], why: str) -> tuple[Value | None, ...]:
@@ -237,6 +249,12 @@ class Tape:
         self.freeze(x, range(x.ndim), why)
         self._meet([(x, [None] * x.ndim)], {}, 1)
 
+    def _rounds(self, operands: Sequence[tuple[Value, Sequence[Label | None]]]) -> bool:
+        """Whether the current op writes numbers as integers, which no scale survives."""
+        dtype = self.call.dtype if self.call is not None else None
+        whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+        return whole and any(v.floating for v, _ in operands)
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _joined(
@@ -252,6 +270,8 @@ class Tape:
                 if label is PINNED:
                     ax.freeze(axis, positions)
                 elif label is not None and label in axis_of:
+                    if axis_of[label].size != axis.size:
+                        raise ValueError(f"axes of sizes {axis_of[label].size} and {axis.size} have one label")
                     ax.unify(axis_of[label], axis, f"meets an axis that cannot move in {self.here}")
                     if isinstance(ax.resolve(axis_of[label]), Fixed):
                         axis_of[label] = axis  # a frozen atom still tells which index is which
@@ -270,13 +290,14 @@ class Tape:
         count: int,
         mixes: frozenset[Label] = frozenset(),
         length: Length | None = None,
+        variance: Value | None = None,
     ) -> None:
         made = tuple(
             Operand(v, tuple(Window(d, label, 0, v.shape[d]) for d, label in enumerate(labels) if _is_label(label)))
             for v, labels in operands
         )
         assert len(made) == count
-        self.meetings.append(Meeting(self.call, made, laws, mixes, length))
+        self.meetings.append(Meeting(self.call, made, laws, mixes, length, variance))
 
     def materialise(self, x: Value) -> None:
         """Work out the axes of a lazy view."""

@@ -67,6 +67,11 @@ class Value:
         return len(self.shape)
 
     @property
+    def computed(self) -> bool:
+        """Whether a call made it; parameters and buffers themselves have names of their own."""
+        return self.name.startswith("%")
+
+    @property
     def lazy(self) -> bool:
         return self._axes is None
 

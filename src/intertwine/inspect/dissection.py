@@ -153,9 +153,9 @@ class Dissection:
             f"Dissection({self.at}{basis}: {len(self.interpretable)} of {len(self.units)} units "
             f"({self.fraction:.1%}) above {self.level:g}, {self.images:,} images, {len(self.names)} concepts)"
         ]
-        lines += [
-            f"  {kind}: {found.units} units, {found.concepts} concepts" for kind, found in self.by_category.items()
-        ]
+        for kind, found in self.by_category.items():
+            units = f"{found.units} unit{'s' * (found.units != 1)}"
+            lines.append(f"  {kind}: {units}, {found.concepts} concept{'s' * (found.concepts != 1)}")
         if self.null is not None:
             lines.append(
                 f"  by chance: {self.null.above(self.level):.1%} above {self.level:g}, 95 % of units below "
@@ -163,5 +163,7 @@ class Dissection:
             )
         if self.left_out:
             names = ", ".join(self.left_out[:5]) + ", …" * (len(self.left_out) > 5)
-            lines.append(f"  left out, in no image: {len(self.left_out)} concepts ({names})")
+            lines.append(
+                f"  left out, in no image: {len(self.left_out)} concept{'s' * (len(self.left_out) != 1)} ({names})"
+            )
         return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,9 +74,9 @@ def draw_fractions(curves: Mapping[str, Curve], chance: Mapping[str, float] | No
             alphas, [min(curve[a]) for a in alphas], [max(curve[a]) for a in alphas], alpha=0.2, color=f"C{i}"
         )
         if chance and name in chance:
-            axes.axhline(chance[name], color=f"C{i}", linestyle=":", linewidth=1)
+            axes.axhline(chance[name], color=f"C{i}", linestyle=":", linewidth=1, label=f"{name}, by chance")
     axes.set_xlabel("α, the power of the rotation", fontsize=9)
     axes.set_ylabel("fraction of interpretable units", fontsize=9)
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7)
+    key_below(figure)
     return figure

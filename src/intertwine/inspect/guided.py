@@ -75,8 +75,13 @@ class GuidedMaps:
 
     def __repr__(self) -> str:
         features = f"feature {self.units[0]}" if len(self.units) == 1 else f"{len(self.units)} features"
-        text = f"{features} at {self.at}; {len(self.maps)} images; {len(self.guided)} activations guided"
+        counts = f"{_count(len(self.maps), 'image')}; {_count(len(self.guided), 'activation')} guided"
+        text = f"{features} at {self.at}; {counts}"
         return f"GuidedMaps({text}{f'; {self.warning}' if self.warning else ''})"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def guided_backprop(
@@ -103,7 +108,7 @@ def guided_backprop(
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 6, 3))
         >>> found = guided_backprop(model, "2", [1, 4], torch.randn(5, 1, 8, 8))
         >>> found
-        GuidedMaps(2 features at 2; 5 images; 1 activations guided)
+        GuidedMaps(2 features at 2; 5 images; 1 activation guided)
         >>> tuple(found.maps.shape), found.guided
         ((5, 1, 8, 8), ('1: relu',))
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from intertwine.features.batches import fresh
 from intertwine.features.labelled import Labelled, labelled
 from intertwine.features.places import sites
 from intertwine.features.scoring import classes_second, score
+from intertwine.graph.copies import copied
 from intertwine.shapes import Float
 from intertwine.stitch.frozen import frozen, unwrapped
 from intertwine.stitch.half import halved
@@ -51,7 +51,7 @@ class Halves:
 
     def __init__(self, model: nn.Module, at: str, example: Labelled) -> None:
         self.at, self.model = at, unwrapped(model)
-        self.rest = deepcopy(self.model)
+        self.rest = copied(self.model)
         self._begun = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         places = sites(self.model, at)
         if len(places) != 1 or not places[0].path:

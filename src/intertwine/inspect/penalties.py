@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, new_figure
 from intertwine.stitch.pictures import summary
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ class RotationPenalty:
 
     def plot(self, what: str = "penalty") -> Figure:
         """Bars per layer, one per kind; whiskers are one standard deviation to each side."""
-        return draw_bars(self.values(what), f"{what.replace('_', ' ')}, percentage points", 100)
+        figure = draw_bars(self.values(what), f"{what.replace('_', ' ')}, percentage points", 100)
+        figure.axes[0].set_xlabel("layer; whiskers: one standard deviation over trials", fontsize=9)
+        return figure
 
     def __repr__(self) -> str:
         lines = []
@@ -108,8 +110,13 @@ def _spread(values: Sequence[float]) -> str:
     return f"{mean:.4f} ± {std:.4f}" if len(values) > 1 else f"{mean:.4f}"
 
 
-def draw_bars(table: Mapping[tuple[str, str], Sequence[float]], what: str, factor: float | int = 1) -> Figure:
+def draw_bars(
+    table: Mapping[tuple[str, str], Sequence[float]], what: str, factor: float | int = 1, *,
+    crosses: Mapping[tuple[str, str], float] | None = None, told: str = "told by others",
+) -> Figure:  # fmt: skip
     """Groups of bars: one group per first key, one bar per second, with whiskers where there are several values.
+
+    `crosses`: numbers to set beside the bars, and what they are called.
 
     >>> figure = draw_bars({("conv1", "relu"): [0.0, 0.1], ("conv1", "orthogonal"): [0.3]}, "penalty")
     >>> len(figure.axes[0].patches), figure.axes[0].get_ylabel()
@@ -124,8 +131,11 @@ def draw_bars(table: Mapping[tuple[str, str], Sequence[float]], what: str, facto
         places = [x + width * (i - (len(kinds) - 1) / 2) for x, _ in held]
         whiskers = [factor * spread for _, (_, spread) in held]
         axes.bar(places, [factor * mean for _, (mean, _) in held], width, yerr=whiskers, label=kind, capsize=3)
+        known = [(place, (crosses or {}).get((groups[x], kind))) for place, (x, _) in zip(places, held, strict=True)]
+        beside = [(place, factor * value) for place, value in known if value is not None]
+        axes.plot(*zip(*beside, strict=True), "kx", label=told) if beside else None
     axes.set_xticks(range(len(groups)), groups, fontsize=8)
     axes.set_ylabel(what, fontsize=9)
     axes.axhline(0, color="0.6", linewidth=0.8)
-    axes.legend(fontsize=7)
+    key_below(figure)
     return figure

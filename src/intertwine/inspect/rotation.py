@@ -7,10 +7,11 @@ are the planes, and a real Schur form inside each group of eigenvalues too close
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite, pi
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,8 @@ class Planes:
         tensor([[ 0.7071, -0.7071],
                 [ 0.7071,  0.7071]], dtype=torch.float64)
         """
-        if not isfinite(alpha):
-            raise InputError(f"The power alpha={alpha} of a rotation was asked for; give a finite number.")
+        if not isinstance(alpha, Real) or not isfinite(alpha):
+            raise InputError(f"The power alpha={alpha!r} of a rotation was asked for; give a finite number.")
         if alpha == 0:
             return torch.eye(len(self.matrix), dtype=self.matrix.dtype, device=self.matrix.device)
         if alpha == 1:
@@ -76,14 +77,14 @@ def rotation(
     >>> torch.allclose(half @ half, q), tuple(rotation(5, [0, 0.5, 1], seed=0).shape)
     (True, (3, 5, 5))
     """
-    if n < 1:
-        raise InputError(f"A rotation of {n} features was asked for; give n = 1 or more.")
-    powers = [alpha] if isinstance(alpha, (float, int)) else list(alpha)
+    if not isinstance(n, Integral) or n < 1:
+        raise InputError(f"A rotation of {n!r} features was asked for; give n = 1 or more.")
+    powers = list(alpha) if isinstance(alpha, Iterable) and not isinstance(alpha, str) else [alpha]
     if not powers:
         raise InputError("Powers of a rotation were asked for, but alpha is empty; give at least one number.")
     turn = planes(haar(n, seed))
     found = [turn.power(a).to(dtype) for a in powers]
-    return found[0] if isinstance(alpha, (float, int)) else torch.stack(found)
+    return found[0] if isinstance(alpha, Real) else torch.stack(found)
 
 
 def haar(n: int, seed: int) -> Float[Tensor, "n n"]:

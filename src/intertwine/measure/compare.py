@@ -16,9 +16,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from intertwine.errors import InputError
+from intertwine.features.batches import check_batches
 from intertwine.features.features import Features, features
 from intertwine.features.fingerprint import Fingerprint
 from intertwine.features.layer import Layer
+from intertwine.features.places import sites
 from intertwine.features.policy import arrange, arrange_pair
 from intertwine.measure.comparison import Comparison
 from intertwine.measure.measure import FEATURES, PAIRS, Measure, find
@@ -44,7 +46,7 @@ def compare(
     b: nn.Module,
     data: Any,
     layers: str | Iterable[str] | None = None,
-    measures: Sequence[str] = ("linear_cka",),
+    measures: str | Sequence[str] = ("linear_cka",),
     policy: str = "channels",
     layers_b: str | Iterable[str] | None = None,
     memory: int | float | None = None,
@@ -56,11 +58,12 @@ def compare(
         data: any iterable of (inputs, targets).
         layers: module paths or patterns, as for `intertwine.features`; None for all. layers_b: of the second network,
             where they are not the same.
-        measures: names out of `intertwine.measures()`.
+        measures: one or several names out of `intertwine.measures()`.
         policy: "channels" (every position is a sample; the larger resolution is averaged onto the smaller), "flatten",
-            "pool" or "tokens". Under "channels", measures with a kernel over channels and positions (`relu_cka`,
-            `channel_cka`) take each layer at its own resolution. Padding, where the inputs have an attention mask,
-            is left out of rows and means.
+            "pool", "tokens", or "structured" (channels and positions are kept apart; for measures that tell them apart,
+            others take it for "flatten"). Under "channels", measures with a kernel over channels and positions
+            (`relu_cka`, `channel_cka`) take each layer at its own resolution. Padding, where the inputs have an
+            attention mask, is left out of rows and means.
         memory: bytes that may be used at once; None for what the system says is free.
 
     Returns:
@@ -77,12 +80,15 @@ def compare(
         >>> found.matrix().diagonal().tolist()
         [1.0, 1.0, 1.0]
     """
-    chosen = [find(name) for name in measures]
+    chosen = [find(name) for name in ([measures] if isinstance(measures, str) else measures)]
     if not chosen:
         raise InputError("A comparison by no measures was asked for. Name at least one, such as linear_cka.")
+    check_batches(data)
+    wanted = _named(layers), _named(layers if layers_b is None else layers_b)
+    for model, asked, which in zip((a, b), wanted, ("first", "second"), strict=True):
+        sites(model, asked, f"the {which} network")  # a wrong path is told with the network that lacks it
     batches = list(data) if iter(data) is data else data  # what can be walked once only is walked by two networks
-    first = features(a, batches, layers)
-    second = features(b, batches, layers if layers_b is None else layers_b)
+    first, second = features(a, batches, wanted[0]), features(b, batches, wanted[1])
     found: dict[tuple[str, str, str], Result] = {}
     if _by_batches(first, second, policy, chosen, room(a, memory)):
         mark = _stream(first, second, policy, chosen, found)
@@ -92,6 +98,11 @@ def compare(
     order = [(m.name, x, y) for m in chosen for x, y in product(first.names, second.names)]
     names = tuple(m.name for m in chosen)
     return Comparison(first.names, second.names, names, policy, {key: found[key] for key in order}, mark)
+
+
+def _named(layers: str | Iterable[str] | None) -> str | list[str] | None:
+    """The layers that were asked for, in a form that can be read twice."""
+    return layers if layers is None or isinstance(layers, str) else list(layers)
 
 
 def _by_batches(first: Features, second: Features, policy: str, chosen: list[Measure], limit: float) -> bool:

@@ -83,9 +83,13 @@ class Comparison:
         figure.colorbar(picture, ax=axes, shrink=0.8)
         return figure
 
-    def __repr__(self) -> str:
+    def words(self) -> str:
+        """What was compared, in words."""
         size = f"{len(self.first)} × {len(self.second)} layers"
-        return f"Comparison({size} by {', '.join(self.measures)}, {self.fingerprint.samples:,} samples, {self.policy})"
+        return f"{size} by {', '.join(self.measures)}, {self.fingerprint.samples:,} samples, {self.policy}"
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.words()})"
 
     def _chance(self, measure: str) -> str:
         """What unrelated features score, where the measure says so."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from math import nan
 from typing import Any
 
@@ -58,6 +59,10 @@ class Measure:
     permute_with: Callable[[Any, Tensor], Any] | None = field(default=None, repr=False)
     baseline: bool = False
     memory: str = SAMPLES
+
+    def __repr__(self) -> str:
+        low, high = self.range
+        return f"Measure({self.name}: {self.kind} from {low:g} to {high:g}, {self.about})"
 
     def prepare(self, x: Tensor) -> Prepared:
         """The work that is done once per representation."""
@@ -175,7 +180,11 @@ def find(name: str, **options: Any) -> Measure:
     try:
         return _MAKERS[name](**options)
     except TypeError as error:
-        raise InputError(f"The measure {name} was asked for with {options}: {error}.") from error
+        known = list(signature(_MAKERS[name]).parameters)
+        offered = f"Its options: {', '.join(known)}." if known else "It has no options: leave them out."
+        foreign = [option for option in options if option not in known]
+        why = f"it has no option {foreign[0]!r}. {did_you_mean(foreign[0], known)}" if foreign else f"{error}. "
+        raise InputError(f"The measure {name} was asked for with {options}: {why}{offered}") from error
 
 
 def every() -> Iterator[Measure]:

@@ -69,7 +69,7 @@ def represent(x: Tensor, name: str = "x") -> Representation:
         found = f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
         raise InputError(
             f"{name} must be a tensor (samples, features), or (samples, channels, positions); found {found}. "
-            "Flatten or pool other axes first; `intertwine.compare` does it for a model's layers."
+            f"{_advice(x, name)}"
         )
     if not x.numel():
         raise InputError(f"{name} has no entries: its shape is {tuple(x.shape)}. Give at least one sample and feature.")
@@ -82,6 +82,17 @@ def represent(x: Tensor, name: str = "x") -> Representation:
         )
     eps = torch.finfo(x.dtype).eps if x.is_floating_point() else torch.finfo(torch.float64).eps
     return Representation(values, float(eps))
+
+
+def _advice(x: object, name: str) -> str:
+    """What to do with what is no representation."""
+    if not isinstance(x, Tensor):
+        return f"Make it one: torch.as_tensor({name})."
+    if x.dim() < 2:
+        return f"For one feature per sample write {name}[:, None]."
+    if x.is_complex():
+        return f"Take its real and imaginary parts as features: torch.view_as_real({name}).flatten(1)."
+    return "Flatten or pool other axes first; `intertwine.compare` does it for a model's layers."
 
 
 def check_pair(a: Representation, b: Representation) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from intertwine.errors import InputError
 from intertwine.files import write_json
 from intertwine.fold.fold import shrink
 from intertwine.fold.folded import Fold
+from intertwine.graph.copies import copied
 from intertwine.models.load import Loaded, load
 
 #: What a folder of a folded network holds.
@@ -72,7 +72,7 @@ def load_folded(folder: str | Path, model: nn.Module | None = None, *example_arg
     if model is None:
         made = load(source, None, inputs)
     else:
-        made = Loaded(str(place), copy.deepcopy(model).eval(), example_args, {})
+        made = Loaded(str(place), copied(model).eval(), example_args, {})
     small = shrink(made.model, *made.args, widths=widths, **made.kwargs)
     fill(small, read_checkpoint(place / WEIGHTS), str(place / WEIGHTS))
     return Loaded(str(place), small.eval(), made.args, made.kwargs)

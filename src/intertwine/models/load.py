@@ -18,6 +18,7 @@ from intertwine.models.inputs import Example, make_inputs
 from intertwine.models.sources import SOURCES, from_zoo_folder
 from intertwine.models.user_file import from_file
 from intertwine.zoo.manifest import FILE as MANIFEST
+from intertwine.zoo.manifest import read_manifest
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,11 @@ class Loaded:
         return tuple(lead + _describe(value) for lead, value in named)
 
 
-def load(name: str, weights: str | Path | None = None, inputs: Sequence[str] = ()) -> Loaded:
+#: What to do where a model cannot be called with its example inputs.
+OTHER_INPUT = "Pass an input that it accepts, such as --input 1x3x224x224."
+
+
+def load(name: str, weights: str | Path | None = None, inputs: Sequence[str] = (), advice: str = OTHER_INPUT) -> Loaded:
     """Find, build and fill a model.
 
     Args:
@@ -57,6 +62,7 @@ def load(name: str, weights: str | Path | None = None, inputs: Sequence[str] = (
         weights: a checkpoint, as safetensors or as a `torch.save` file that holds tensors and nothing else.
         inputs: example inputs such as `1x3x224x224`, `int:1x16` or `input_ids=int:1x16`. Left empty, they are found:
             from the library the model comes from, or from a function `example_inputs()` in the user's file.
+        advice: what to do where the model cannot be called with them, told at the end of the error.
 
     Raises:
         InputError: no such model, file or input. MismatchError: the checkpoint is of another architecture.
@@ -74,7 +80,7 @@ def load(name: str, weights: str | Path | None = None, inputs: Sequence[str] = (
                 "integer ids), or define a function example_inputs() beside the factory."
             )
         loaded = Loaded(name, model.eval(), *example)
-        _check_runs(loaded)
+        _check_runs(loaded, advice)
     return loaded
 
 
@@ -87,13 +93,21 @@ def _build(name: str) -> tuple[nn.Module, Example | None]:
     folder, _, seed = name.rpartition(":")
     if folder and (Path(folder) / MANIFEST).is_file():
         return from_zoo_folder(folder, seed)
+    if (Path(name) / MANIFEST).is_file():
+        seeds = [record.seed for record in read_manifest(Path(name)).records]
+        count = f"{len(seeds)} network{'s' * (len(seeds) != 1)}"
+        which = f"Write {name.rstrip('/')}:{seeds[0]} for the one of seed {seeds[0]}" if seeds else "Train some first"
+        raise InputError(
+            f"The model {name!r} was asked for, which is a zoo of {count}. {which}; `intertwine zoo list {name}` shows "
+            "what it holds."
+        )
     raise InputError(
         f"The model {name!r} was asked for, but a model is named in one of these ways: path/to/file.py:factory, "
         f"{', '.join(f'{source}:NAME' for source in SOURCES)}, ZOO_FOLDER:SEED."
     )
 
 
-def _check_runs(loaded: Loaded) -> None:
+def _check_runs(loaded: Loaded, advice: str) -> None:
     """Call the model once: an input that does not fit is best told now, in the words of its own forward."""
     try:
         with torch.no_grad(), warnings.catch_warnings(action="ignore"):
@@ -102,7 +116,7 @@ def _check_runs(loaded: Loaded) -> None:
         first = str(error).strip().partition("\n")[0]
         raise InputError(
             f"{loaded.name} was called with {', '.join(loaded.inputs)}, and its forward raised {type(error).__name__}: "
-            f"{first}. Pass an input that it accepts, such as --input 1x3x224x224."
+            f"{first.removesuffix('.')}. {advice}"
         ) from error
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,11 +43,15 @@ def from_file(name: str) -> tuple[nn.Module, Example | None]:
 
 @contextmanager
 def _running(file: Path) -> Iterator[None]:
-    """While the user's code runs, its neighbours can be imported, and what it raises is told with its line."""
+    """While the user's code runs, its neighbours can be imported, and what it raises is told with its line.
+
+    What it prints goes to the error stream: standard output is for results, and by --json for JSON alone.
+    """
     folder = str(file.resolve().parent)
     sys.path.insert(0, folder)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     except InputError:
         raise
     except Exception as error:

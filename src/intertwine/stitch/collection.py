@@ -177,8 +177,13 @@ class Stitches(Sequence[Stitch]):
         return draw_penalties(table, (what or self._what()).replace("_", " "))
 
     def __repr__(self) -> str:
+        head, *lines = self.words()
+        return "\n".join([f"Stitches({head})", *lines])
+
+    def words(self) -> list[str]:
+        """What there is, the table of it line by line, and what to know about it."""
         if not self:
-            return "Stitches(none)"
+            return ["none"]
         what = self._what()
         table = self.table(what)
         broken = {(stitch.place, kind) for stitch, kind in self.named() if stitch.diverged is not None}
@@ -193,7 +198,7 @@ class Stitches(Sequence[Stitch]):
         if any(_starred(stitch).endswith(AROUND) for stitch in self):
             notes.append(f"{AROUND} values go around the cut")
         count = f"{len(self)} stitch{'es' if len(self) > 1 else ''}"
-        return "\n".join([f"Stitches({count}; {what}{several})", *drawn, *notes])
+        return [f"{count}; {what}{several}", *drawn, *notes]
 
 
 def number(stitch: Stitch, name: str) -> float | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, new_figure, panels_in_rows
 from intertwine.shapes import Float
 from intertwine.stitch.closeness import sorted_for_the_eye
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: What a record is placed by, the first of these that it has.
 CLOCKS = ("step", "epoch")
+#: Lines of a panel, each seen below those that are drawn later.
+LINES = (("-", 3.0), ("--", 1.5), (":", 1.5), ("-.", 1.5))
 #: Lines that share a panel, by the words in their names.
 PANELS = {"accuracy": ("accuracy",), "loss": ("loss", "cross_entropy"), "similarity": ("cka", "r2", "cca")}
 
@@ -36,15 +39,16 @@ def draw_stitch(
     panels = {
         key: lines for key, lines in curves(history).items() if any(len(times) > 1 for times, _ in lines.values())
     }
-    figure = new_figure(4.4 + 3.6 * len(panels), 3.6)
-    first, *others = figure.subplots(1, 1 + len(panels), squeeze=False)[0]
+    figure, (first, *others) = panels_in_rows(1 + len(panels), 4.1, 3.2, 2)
     _heat_map(first, matrix, title)
     for axes, ((name, clock), lines) in zip(others, panels.items(), strict=True):
-        for label, (times, values) in lines.items():
-            axes.plot(times, values, label=label, marker="." if len(times) < 30 else None)
+        for (label, (times, values)), (style, width) in zip(lines.items(), cycle(LINES), strict=False):
+            dot = "." if len(times) < 30 else None
+            axes.plot(times, values, style, label=label, linewidth=width, marker=dot)
         axes.set_title(name, fontsize=9)
         axes.set_xlabel(clock, fontsize=8)
-        axes.legend(fontsize=7, frameon=False)
+        if list(lines) != [name]:
+            axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -54,15 +58,27 @@ def _heat_map(axes: Axes, matrix: Tensor, title: str) -> None:
     if bool(values.isfinite().all()):
         rows, columns = sorted_for_the_eye(values)
         values = values[rows][:, columns]
-    known = values[values.isfinite()]
-    edge = (float(known.abs().max()) if len(known) else 0.0) or 1.0
+    edge, most = _edge(values)
     picture = axes.imshow(values.numpy(), cmap="RdBu_r", vmin=-edge, vmax=edge, aspect="auto", interpolation="nearest")
     axes.set_title(title, fontsize=9)
     axes.set_xlabel("front channels, in the order of their partners", fontsize=8)
     axes.set_ylabel("back channels, strongest first", fontsize=8)
     bar = axes.get_figure()
     assert bar is not None
-    bar.colorbar(picture, ax=axes, shrink=0.8)
+    bar.colorbar(picture, ax=axes, shrink=0.8, extend="both" if most > edge else "neither")
+
+
+def _edge(values: Tensor) -> tuple[float, float]:
+    """The value of the full colour, the strongest of a middle row, as outliers would pale the rest; and the largest.
+
+    >>> _edge(torch.tensor([[0.0, 1.0], [-2.0, 0.0], [0.0, 9.0]]))
+    (2.0, 9.0)
+    """
+    if not values.numel():
+        return 1.0, 0.0
+    strongest = values.abs().nan_to_num(0.0, 0.0, 0.0).amax(1)
+    most = float(strongest.max())
+    return float(strongest.median()) or most or 1.0, most
 
 
 def curves(history: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, tuple[list[float], list[float]]]]:
@@ -105,10 +121,11 @@ def draw_penalties(table: Mapping[tuple[str, str], Sequence[float]], what: str) 
             label=family, marker="o", markersize=4, capsize=3, linewidth=1.2,
         )  # fmt: skip
     axes.set_xticks(range(len(places)), places, rotation=30 if max(map(len, places), default=0) > 8 else 0, fontsize=8)
-    axes.set_xlabel("cut at", fontsize=9)
+    several = any(len(values) > 1 for values in table.values())
+    axes.set_xlabel("cut at" + ("; whiskers: one standard deviation" if several else ""), fontsize=9)
     axes.set_ylabel(what, fontsize=9)
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    key_below(figure)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -36,6 +36,11 @@ from intertwine.study.lines import Lines
 from intertwine.zoo.seeds import seeds as read_seeds
 
 PAIRS = ("all", "neighbours")
+#: Kinds of values in words, as somebody knows them who writes TOML.
+KINDS: dict[type, str] = {
+    dict: "a table", Mapping: "a table", list: "a list", tuple: "a list", str: "a text", int: "a whole number",
+    float: "a number",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ class _Reader:
         value = table.get(key, default)
         if not isinstance(value, kind) or isinstance(value, bool):
             what = "is missing" if key not in table else f"is {value!r}"
-            self.refuse(f"{key} {what}; it must be a {_named(kind)}", *place, key)
+            self.refuse(f"{key} {what}; it must be {_named(kind)}", *place, key)
         return value
 
     def many(self, table: Mapping[str, Any], key: str, kind: Any, place: tuple[str | int, ...]) -> tuple[Any, ...]:
@@ -248,4 +253,5 @@ class _Reader:
 
 
 def _named(kind: Any) -> str:
-    return " or ".join(k.__name__ for k in getattr(kind, "__args__", (kind,)))
+    kinds = getattr(kind, "__args__", (kind,))
+    return " or ".join(dict.fromkeys(KINDS.get(one, one.__name__) for one in kinds))

@@ -46,6 +46,10 @@ class Study:
         """The results as one polars data frame, a row per number; see docs/results-table.md."""
         return Store.existing(self.folder).frame()
 
+    def __repr__(self) -> str:
+        failed = f", {len(self.errors)} failed" if self.errors else ""
+        return f"Study({self.plan.name}: {self.tasks} tasks, {self.run} run now{failed}; results in {self.folder})"
+
 
 Tell = Callable[[Progress], None]
 

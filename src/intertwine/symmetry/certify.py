@@ -39,6 +39,8 @@ def certify(
     per_wire: bool = True,
 ) -> Certificate:
     """See `Symmetry.certify`."""
+    if trials < 1:
+        raise InputError(f"A certificate over {trials} random elements was asked for; without one it shows nothing.")
     _check_finite(model)
     generic = generic_copy(model, seed)
     inputs = to_float64((args, dict(kwargs)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from intertwine.graph.capture import empty_caches, quiet_forward
+from intertwine.graph.copies import copied
 
 _LOW = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -58,7 +58,7 @@ def generic_copy(model: nn.Module, seed: int) -> nn.Module:
     Constant tensors (zero-initialised or all-ones parameters, fresh batch statistics, tiny layer scales) get random
     values around 1 or 0; everything else keeps its values.
     """
-    model = copy.deepcopy(model).to(torch.float64)
+    model = copied(model).to(torch.float64)
     empty_caches(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

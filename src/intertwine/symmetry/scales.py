@@ -9,7 +9,7 @@ two unknowns are merged by union-find, the few longer ones are eliminated exactl
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import gcd, lcm
@@ -70,7 +70,25 @@ def collect(graph: Graph) -> Equations:
             _collect_reshape(equations, meeting, places)
         else:
             _collect_meeting(equations, meeting, places, groups)
+        _collect_variances(equations, meeting, graph.tape.variances, places)
     return equations
+
+
+def _collect_variances(
+    equations: Equations,
+    meeting: Meeting | Reshaped,
+    variances: Mapping[str, float],
+    places: dict[Value, list[list[Occurrence]]],
+) -> None:
+    """A running variance moves as (v + eps), so whatever reads it as anything else lets no scale pass."""
+    if isinstance(meeting, Reshaped):
+        read, as_variance = [meeting.source], None
+    else:
+        read, as_variance = [operand.value for operand in meeting.operands], meeting.variance
+    for value in read:
+        if value.name in variances and value is not as_variance:
+            for o in (o for axis in places[value] for o in axis):
+                equations.zero(equations.at(value, o))
 
 
 def _collect_reshape(equations: Equations, meeting: Reshaped, places: dict[Value, list[list[Occurrence]]]) -> None:

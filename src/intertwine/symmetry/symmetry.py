@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from intertwine.errors import InputError, MismatchError
 from intertwine.graph.capture import capture, empty_caches, tied_names
+from intertwine.graph.copies import copied
 from intertwine.graph.graph import build_graph
 from intertwine.graph.program import Program
 from intertwine.graph.tape import Joined, Permuted, Value
@@ -145,7 +146,7 @@ class Symmetry:
         """A new model with other weights and the same function. The given model is not touched."""
         self._check_element(g)
         self._check_model(model)
-        moved = self.folded(model) if self._discovery.diagonals else copy.deepcopy(model)
+        moved = self.folded(model) if self._discovery.diagonals else copied(model)
         tied = tied_names(moved)
         with torch.no_grad():
             for name, tensor in [*moved.named_parameters(), *moved.named_buffers()]:
@@ -162,7 +163,7 @@ class Symmetry:
         """
         names = self._discovery.diagonals
         if not names:
-            return copy.deepcopy(model)
+            return copied(model)
         plain = from_program(self._discovery.graph.program, False, self._distrusted)
         folded = plain.act(unit_element(plain, model, names), model)
         with torch.no_grad():

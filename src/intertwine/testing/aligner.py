@@ -6,7 +6,6 @@ orbit, repeat itself, leave its inputs and the user's random numbers alone, and 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from intertwine.align.align import SOLVERS, align
 from intertwine.align.alignment import Alignment
 from intertwine.align.starts import permutations_of
 from intertwine.errors import InputError, IntertwineError
+from intertwine.graph.copies import copied
 from intertwine.symmetry.symmetry import Symmetry, symmetry
 
 #: Largest relative error that counts as rounding, in double precision.
@@ -141,7 +141,7 @@ def _partial(case: Case, run: Callable[..., Alignment]) -> float:
 
 def _degenerate(case: Case, run: Callable[..., Alignment]) -> float:
     """Units that are zero, and units that are equal: the function must still be kept."""
-    a, b = (copy.deepcopy(m) for m in (case.a, case.b))
+    a, b = (copied(m) for m in (case.a, case.b))
     with torch.no_grad():
         for model, unit in ((a, 0), (b, 1)):
             layer = next(m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d)))

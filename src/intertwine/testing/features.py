@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from intertwine.errors import InputError
+from intertwine.graph.copies import copied
 from intertwine.symmetry.certify import relative_error
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.runner import largest
@@ -52,7 +52,7 @@ def outputs_of_modules(subject: Subject, model: nn.Module, names: Iterable[str])
 
         return hook
 
-    watched = copy.deepcopy(model)
+    watched = copied(model)
     for name in names:
         watched.get_submodule(name).register_forward_hook(keep(name))
     subject.forward(watched)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from intertwine.graph.capture import tied_names
+from intertwine.graph.copies import copied
 from intertwine.symmetry.certify import relative_error
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.exact import float64_forward, to_float64
@@ -80,7 +80,7 @@ def _check_optimizer(subject: Subject, g: Element, here: nn.Module, there: nn.Mo
 
 
 def _trainable(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).requires_grad_(True)
+    return copied(model).requires_grad_(True)
 
 
 def _differentiate(subject: Subject, model: nn.Module) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from intertwine.graph.capture import tied_names
+from intertwine.graph.copies import copied
 from intertwine.symmetry.certify import relative_error
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.exact import float64_forward, generic_copy, to_float64
@@ -52,7 +52,7 @@ class Subject:
 
     def run(self, model: nn.Module) -> list[Tensor]:
         """Every tensor a model returns; a copy runs, because a forward may write to the model's buffers."""
-        return self.forward(copy.deepcopy(model))
+        return self.forward(copied(model))
 
     def forward(self, model: nn.Module) -> list[Tensor]:
         """Every tensor a model returns, run as it is."""

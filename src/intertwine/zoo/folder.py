@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.errors import InputError, MismatchError
 from intertwine.files import sha256
+from intertwine.frames import frame
 from intertwine.zoo.datasets import Dataset, data
 from intertwine.zoo.manifest import Manifest, Record, read_manifest
 from intertwine.zoo.networks import build
@@ -28,7 +29,10 @@ else:
 
 @dataclass(frozen=True, eq=False)
 class Zoo(Networks):
-    """Networks in the order of their seeds: `zoo[3]` is a model in eval mode, `zoo.records[3]` what is known of it."""
+    """Networks in the order of their seeds: `zoo[3]` is the fourth, a model in eval mode, `zoo.records[3]` its record.
+
+    `zoo.seed(3)` is the network of seed 3, which the command line names `FOLDER:3`.
+    """
 
     folder: Path
     manifest: Manifest
@@ -101,12 +105,25 @@ class Zoo(Networks):
         scores = [score(Stack(part, how.device), own, how) for part in parts]
         return Score(torch.cat([s.accuracy for s in scores]), torch.cat([s.loss for s in scores]))
 
-    def __repr__(self) -> str:
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per network, as plain data: its record without the history and the versions."""
+        left_out = ("history", "versions")
+        return [{k: v for k, v in asdict(record).items() if k not in left_out} for record in self.records]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return frame(self.to_rows())
+
+    def words(self) -> str:
+        """What there is, in words."""
         plan, size = self.manifest.plan, len(self)
         accuracies = [r.accuracy for r in self.records]
         span = f", accuracy {min(accuracies):.1%} to {max(accuracies):.1%}" if accuracies else ""
         named = f"{plan.architecture['name']} on {plan.data['name']} by {plan.recipe['name']}"
-        return f"Zoo({size} network{'s' * (size != 1)}: {named}{span}, in {self.folder})"
+        return f"{size} network{'s' * (size != 1)}: {named}{span}, in {self.folder}"
+
+    def __repr__(self) -> str:
+        return f"Zoo({self.words()})"
 
 
 def load(folder: str | Path, factory: Callable[[], nn.Module] | None = None) -> Zoo:

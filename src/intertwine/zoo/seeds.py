@@ -27,4 +27,9 @@ def seeds(text: str) -> list[int]:
         raise InputError(
             f"The seeds {text!r} were asked for{many}. Write 0:32 for 32 seeds from 0, or 3,5,8."
         ) from error
+    if not found:
+        raise InputError(
+            f"The seeds {text!r} were asked for, but there is none: A:B is from A to below B. Write 0:32 for 32 seeds "
+            "from 0, or 3,5,8."
+        )
     return found

@@ -22,7 +22,11 @@ def add(command: ArgumentParser) -> None:
         "--measure", metavar="NAME", action="append", help="repeat it for several (default linear_cka)"
     )
     command.add_argument(
-        "--policy", choices=("channels", "flatten", "pool", "tokens"), default="channels", help="what a feature is"
+        "--policy",
+        choices=("channels", "flatten", "pool", "tokens"),
+        default="channels",
+        help="what a sample is: every position of an image (channels, the default) or every token (tokens), or the "
+        "whole image, all its positions being features (flatten) or their mean (pool)",
     )
     command.add_argument("--svg", metavar="FILE", help="write a heat map of the first measure")
     add_json(command)

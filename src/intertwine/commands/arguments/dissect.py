@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from intertwine.commands.arguments.shared import ZOO, add_device, add_json, add_model, positive
+from intertwine.commands.arguments.shared import ZOO, add_device, add_json, add_model, number, positive, whole
 
 
 def add(command: ArgumentParser) -> None:
@@ -41,12 +41,12 @@ def add(command: ArgumentParser) -> None:
         help="likewise (default of both: the zoo's for a network of a zoo, else ImageNet's for a folder and the "
         "pictures' own for synthetic)",
     )
-    command.add_argument("--level", metavar="L", type=float, default=0.04, help="overlap that counts (default 0.04)")
+    command.add_argument("--level", metavar="L", type=number, default=0.04, help="overlap that counts (default 0.04)")
     command.add_argument(
-        "--share", metavar="S", type=float, default=0.005, help="of a unit's activations that are high (default 0.005)"
+        "--share", metavar="S", type=number, default=0.005, help="of a unit's activations that are high (default 0.005)"
     )
     command.add_argument(
-        "--null", metavar="N", type=int, default=1, help="how often chance is drawn; 0 for not (default 1)"
+        "--null", metavar="N", type=whole, default=1, help="how often chance is drawn; 0 for not (default 1)"
     )
     command.add_argument("--units", metavar="N", type=positive, default=6, help="best units in pictures (default 6)")
     add_device(command)

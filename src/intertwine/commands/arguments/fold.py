@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from intertwine.commands.arguments.shared import ZOO, add_data, add_json, add_model
+from intertwine.commands.arguments.shared import ZOO, add_data, add_json, add_model, number
 from intertwine.fold.options import CHOICES
 
 #: What the options of `fold` that are a choice of words decide.
@@ -36,7 +36,11 @@ def add(command: ArgumentParser) -> None:
         help="estimate the BatchNorm statistics of the smaller network again on training images, without labels; it "
         "is scored before and after",
     )
-    command.add_argument("--out", metavar="DIR", help="write the smaller network, the account and a picture")
+    command.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write the smaller network and the account; and a picture, unless features were absorbed",
+    )
     add_json(command)
 
 
@@ -45,13 +49,13 @@ def _add_how_far(command: ArgumentParser) -> None:
     command.add_argument(
         "--parameters",
         metavar="SHARE|NUMBER",
-        type=float,
+        type=number,
         help="fold to so many parameters, each layer as far as costs least: a share below 1, or a number",
     )
     command.add_argument(
         "--floor",
         metavar="ACCURACY",
-        type=float,
+        type=number,
         help="fold as far as this accuracy allows, such as 0.9. It is measured on half of the training images that "
         "--samples allows, never on test images; a network that has learnt them does better on them than on new ones",
     )
@@ -69,7 +73,7 @@ def _add_how_far(command: ArgumentParser) -> None:
         "the more merges (default 0.1). LAYER=B for one layer; repeat it for several, all others are then left alone",
     )
     command.add_argument(
-        "--max-ratio", metavar="R", type=float, help="the largest share of a layer's features that may go"
+        "--max-ratio", metavar="R", type=number, help="the largest share of a layer's features that may go"
     )
 
 

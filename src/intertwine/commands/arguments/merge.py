@@ -11,7 +11,8 @@ def add(command: ArgumentParser) -> None:
     """Give the parser its arguments."""
     command.description = (
         "One network out of several of one architecture: moved into a common frame, averaged, mended. With --data, it "
-        "is compared with the given networks and with their plain mean, on test images." + ZOO
+        "is compared with the given networks and with their plain mean, as it is and mended alike, on test images."
+        + ZOO
     )
     command.add_argument("models", metavar="MODEL", nargs="+", help=f"two or more: {MODEL}")
     command.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
+from math import isfinite
 
 MODEL = (
     "path/to/file.py:factory, timm:NAME, torchvision:NAME, hf:CONFIG (a transformers model type or a config.json), or "
@@ -11,15 +12,36 @@ MODEL = (
 )
 #: When a command that proves a symmetry has the exit code 1.
 CERTIFICATE = "the certificate fails"
+#: When any other has it.
+FAULT = "a fault in intertwine itself, told with a traceback: please report it"
 ZOO = " A network is also named by a zoo's folder and a seed: zoos/myrtle:3."
+
+
+def whole(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; write one such as 3") from error
 
 
 def positive(text: str) -> int:
     """A whole number from 1."""
-    number = int(text)
-    if number < 1:
+    found = whole(text)
+    if found < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
+    return found
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        found = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number; write one such as 0.5") from error
+    if not isfinite(found):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number; write one such as 0.5")
+    return found
 
 
 def add_model(command: ArgumentParser) -> None:
@@ -70,7 +92,7 @@ def add_json(command: ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 
 
-def add_exit_codes(command: ArgumentParser, one: str = "a fault in intertwine itself, with a traceback") -> None:
+def add_exit_codes(command: ArgumentParser, one: str = FAULT) -> None:
     """What a command's help ends with; `one` says when its exit code is 1."""
     command.epilog = (
         f"Exit code: 0 done; 1 {one}; 2 not carried out, standard error says why and what to do; 130 stopped by hand."
@@ -83,4 +105,4 @@ def add_method(command: ArgumentParser, methods: str) -> None:
     command.add_argument(
         "--option", metavar="NAME=VALUE", action="append", default=[], help="of the method; repeat it for several"
     )
-    command.add_argument("--seed", metavar="N", type=int, default=0, help="of the search (default 0)")
+    command.add_argument("--seed", metavar="N", type=whole, default=0, help="of the search (default 0)")

@@ -33,7 +33,10 @@ def add(command: ArgumentParser) -> None:
     )
     add_data(command, "at most so many training images to fit on, and test images to score on", needed=True)
     command.add_argument(
-        "--recipe", metavar="NAME", default="intertwine", help="or godfrey, csiszarik: those of papers"
+        "--recipe",
+        metavar="NAME",
+        default="intertwine",
+        help="how to train: intertwine (default), godfrey or csiszarik, the last two as in their papers",
     )
     command.add_argument("--epochs", metavar="N", type=positive, help="instead of the recipe's")
     command.add_argument(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from intertwine.commands.arguments.shared import add_device, add_json, positive
+from intertwine.commands.arguments.shared import add_device, add_json, number, positive, whole
 
 
 def add(command: ArgumentParser) -> None:
     """Give the parser its arguments."""
     command.description = "Networks of one architecture from many seeds, in a folder with a manifest."
-    verbs = command.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb")
+    verbs = command.add_subparsers(title="commands", metavar="COMMAND", dest="verb")
     _add_train(verbs.add_parser("train", help="train one network per seed, many at once"))
     listing = verbs.add_parser(
         "list", help="the networks of a zoo; without a folder: architectures, recipes, data sets"
@@ -42,8 +42,8 @@ def _add_train(command: ArgumentParser) -> None:
     command.add_argument("--recipe", metavar="NAME", help="how to train, see `zoo list` (default: fast, or plain)")
     command.add_argument("--epochs", metavar="N", type=positive, help="instead of the recipe's")
     command.add_argument("--batch", metavar="N", type=positive, help="images in a batch, instead of the recipe's")
-    command.add_argument("--rate", metavar="R", type=float, help="learning rate, instead of the recipe's")
-    command.add_argument("--spawn", metavar="N", type=int, help="share the first N epochs, then split")
+    command.add_argument("--rate", metavar="R", type=number, help="learning rate, instead of the recipe's")
+    command.add_argument("--spawn", metavar="N", type=whole, help="share the first N epochs, then split")
     command.add_argument(
         "--option", metavar="NAME=VALUE", action="append", default=[], help="of the architecture; repeat it for several"
     )

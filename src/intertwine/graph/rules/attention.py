@@ -6,6 +6,8 @@ really meet.
 
 from __future__ import annotations
 
+import torch
+
 from intertwine.graph.registry import rule
 from intertwine.graph.rules.elementwise import spread
 from intertwine.graph.tape import PINNED, Label, Tape, Value
@@ -26,8 +28,20 @@ def scaled_dot_product_attention(
     out_shape = t.shape
     if enable_gqa and q.shape[-3] != k.shape[-3]:
         return _grouped(t, q, k, v, attn_mask, is_causal)
+    q, k, v = _broadcast(t, q, k, v)
     lead: list[Label] = [("lead", i) for i in range(q.ndim - 2)]
     return _attend(t, q, k, v, attn_mask, is_causal, lead, lead, out_shape)
+
+
+def _broadcast(t: Tape, *operands: Value) -> list[Value]:
+    """The operands with one lead shape: a single key head (or batch) is spread over those of the queries."""
+    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    spread_out = []
+    for x in operands:
+        shape = (*lead, *x.shape[-2:])
+        labels: list[Label] = [("lead", i) for i in range(len(shape))]
+        spread_out.append(x if x.shape == shape else t.multilinear([[(x, spread(t, x, shape))]], labels, shape))
+    return spread_out
 
 
 def _grouped(t: Tape, q: Value, k: Value, v: Value, mask: Value | None, causal: bool) -> Value:

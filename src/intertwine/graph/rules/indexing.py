@@ -19,12 +19,42 @@ def embedding(t: Tape, weight: Value, indices: Value, *_: Any) -> Value:
     return t.multilinear([[(weight, [None, "feature"]), (indices, lead)]], [*lead, "feature"])
 
 
+@rule("aten.embedding_bag")
+def embedding_bag(
+    t: Tape,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Value | None = None,
+    *_: Any,
+) -> tuple[Value | None, ...]:
+    """Rows are looked up and summed, averaged (mode 1) or compared (mode 2) in bags."""
+    assert t.call is not None
+    if any(v is not None and v.live for v in (indices, offsets, per_sample_weights)):
+        raise ValueError("places or weights in a bag are computed from parameters")
+    t.freeze(weight, [0], f"its rows are looked up by index ({t.here})")
+    sign = ({0: 1}, {1: 1}) if mode == 2 else ({0: 1, 1: 1},)
+    law = Law(({0: 1, 1: -1},), sign)
+    bags = t.joint([(weight, [PINNED, "feature"])], [PINNED, "feature"], laws={"feature": law})
+    return bags, *(None if shape is None else t.fixed(shape, floating=False) for shape in t.call.shapes[1:])
+
+
 @rule("aten.index_select")
 def index_select(t: Tape, x: Value, dim: int, index: Value) -> Value:
+    pin_table(t, index)
     return _along(t, x, [dim % x.ndim])
 
 
-@rule("aten.roll", "aten.flip", "aten.cumsum", "aten.tril", "aten.triu", "aten.cumsum_", "aten.rot90")
+def pin_table(t: Tape, table: Value) -> None:
+    """The places of a table turn up as positions of the result, which keep their order."""
+    if table.live:
+        t.freeze(table, range(table.ndim), f"it indexes another tensor ({t.here})")
+
+
+@rule("aten.roll", "aten.flip", "aten.cumsum", "aten.tril", "aten.triu", "aten.cumsum_")
 def rearrange(t: Tape, x: Value, *args: Any, **_: Any) -> Value:
     """Linear ops that tell positions along some axes apart."""
     assert t.call is not None
@@ -36,6 +66,11 @@ def rearrange(t: Tape, x: Value, *args: Any, **_: Any) -> Value:
     else:
         dims = [args[0]] if isinstance(args[0], int) else args[0]
     return _along(t, x, [d % x.ndim for d in ([dims] if isinstance(dims, int) else dims)])
+
+
+@rule("aten.rot90")
+def quarter_turn(t: Tape, x: Value, times: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
+    return _along(t, x, [d % x.ndim for d in dims])
 
 
 def _along(t: Tape, x: Value, dims: Sequence[int]) -> Value:
@@ -56,8 +91,7 @@ def index(t: Tape, x: Value, indices: Sequence[Value | None]) -> Value:
     tables = [indices[i] for i in used]
     for table in tables:
         assert table is not None
-        if table.live:
-            t.freeze(table, range(table.ndim), f"it indexes another tensor ({t.here})")
+        pin_table(t, table)
     ndim = max(v.ndim for v in tables if v is not None)
     kept: list[Label] = [PINNED if i in used else ("lead", i) for i in range(x.ndim)]
     adjacent = used == list(range(used[0], used[-1] + 1))
@@ -98,30 +132,34 @@ def unfold_windows(t: Tape, x: Value, dim: int, size: int, step: int) -> Value:
     return t.multilinear([[(x, labels)]], [*labels, PINNED])
 
 
-@rule(
-    "aten.max.dim",
-    "aten.min.dim",
-    "aten.topk",
-    "aten.sort",
-    "aten.argsort",
-    "aten.argmax",
-    "aten.argmin",
-    "aten.median.dim",
-)
-def ranked(t: Tape, x: Value, *args: Any, **kwargs: Any) -> Value | tuple[Value, ...]:
-    """Positions along one axis are compared and reported, so that axis keeps its order; the others pass."""
+@rule("aten.max.dim", "aten.min.dim", "aten.topk", "aten.sort", "aten.kthvalue", "aten.median.dim")
+def ranked(t: Tape, x: Value, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
+    """Positions along one axis are compared; the largest values do not tell in which order they stood, places do."""
     assert t.call is not None
-    op = t.call.op
-    at = 1 if op.startswith("aten.topk") else 0
-    dim = kwargs.get("dim", args[at] if len(args) > at else None if op.startswith("aten.arg") else -1)
-    dims = range(x.ndim) if dim is None else [dim % x.ndim]
-    labels = [PINNED if d in dims else ("lead", d) for d in range(x.ndim)]
-    results = []
-    for shape in t.call.shapes:
-        assert shape is not None
-        out = labels if len(shape) == x.ndim else [label for label in labels if label is not PINNED]
-        # the first result holds values, which scale with the input; places do not care for a positive scale
-        values = not results and not op.startswith("aten.arg")
-        law = Law(({0: 1, 1: -1},) if values else ({1: 1},), ({0: 1}, {1: 1}))
-        results.append(t.joint([(x, labels)], out, shape, laws={label: law for label in labels if label is not PINNED}))
-    return tuple(results) if len(results) > 1 else results[0]
+    at = 1 if t.call.op.startswith(("aten.topk", "aten.kthvalue")) else 0
+    dim = kwargs.get("dim", args[at] if len(args) > at else -1)
+    labels = t.labels(x)
+    if 1 not in t.unread:
+        return _ranked(t, x, labels, dim, PINNED, 0), _ranked(t, x, labels, dim, PINNED, 1)
+    return _ranked(t, x, labels, dim, labels[dim], 0), t.fixed(t.shape, floating=False)
+
+
+@rule("aten.argsort", "aten.argmax", "aten.argmin")
+def places(t: Tape, x: Value, *args: Any, **kwargs: Any) -> Value:
+    assert t.call is not None
+    dim = kwargs.get("dim", args[0] if args else -1 if t.call.op.startswith("aten.argsort") else None)
+    labels = t.labels(x)
+    if dim is None:
+        return t.joint([(x, [PINNED] * x.ndim)], [PINNED] * len(t.shape))
+    return _ranked(t, x, labels, dim, PINNED, 1)
+
+
+def _ranked(t: Tape, x: Value, labels: list[Label], dim: int, compared: Label, result: int) -> Value:
+    """Values (result 0), which scale with the input, or places (1), which do not care for a positive scale."""
+    own = [compared if d == dim % x.ndim else label for d, label in enumerate(labels)]
+    out = [PINNED if d == dim % x.ndim else label for d, label in enumerate(labels)]
+    if len(t.shape) < x.ndim:
+        del out[dim]
+    law = Law(({0: 1, 1: -1},) if result == 0 else ({1: 1},), ({0: 1}, {1: 1}))
+    laws = {label: law for label in out if label is not PINNED}
+    return t.joint([(x, own)], out, t.shape, mixes=[compared] if compared is not PINNED else (), laws=laws)

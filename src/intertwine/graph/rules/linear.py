@@ -66,7 +66,15 @@ def einsum(t: Tape, equation: str, operands: Sequence[Value], **_: object) -> Va
     letters = [x for term in terms for x in term.replace("...", "")]
     implicit = "..." * ("..." in inputs) + "".join(sorted(x for x in set(letters) if letters.count(x) == 1))
     out = _spell(output if arrow else implicit, len(t.shape), wild)
-    return t.multilinear([[(v, own) for v, own in zip(operands, labels, strict=True)]], out)
+    size: dict[Label, int] = {}
+    for v, own in zip(operands, labels, strict=True):
+        size |= {label: max(n, size.get(label, 1)) for label, n in zip(own, v.shape, strict=True)}
+    # a letter of size 1 is spread over the entries it has elsewhere
+    spread = [
+        (v, [label if n == size[label] else None for label, n in zip(own, v.shape, strict=True)])
+        for v, own in zip(operands, labels, strict=True)
+    ]
+    return t.multilinear([spread], out)
 
 
 def _spell(term: str, ndim: int, wild: int) -> list[Label]:

@@ -63,16 +63,15 @@ def _channel_norm(
     channel = labels[1]
     given = {"x": x, "weight": weight, "bias": bias, "mean": mean, "var": var}
     names = [name for name, v in given.items() if v is not None] + ["out"]
-    if var is not None:
-        t.variances[var.name] = eps
+    moving = t.variance(var, eps)
     real = [{"mean": 1, "x": -1}, {"var": 1, "x": -2}, {"out": 1, "weight": -1}, {"bias": 1, "out": -1}]
-    if not stored:
+    if not stored or moving is None:
         real.append({"x": 1})
     sign = [{"mean": 1, "x": 1}, {"var": 1}, {"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}]
     law = Law(_number(real, names), _number(sign, names))
     operands = [(v, labels if name == "x" else [channel]) for name, v in given.items()]
     mixes = () if stored else [label for label in labels if label != channel]
-    return t.joint(operands, labels, mixes=mixes, laws={channel: law})
+    return t.joint(operands, labels, mixes=mixes, laws={channel: law}, variance=moving)
 
 
 def _number(equations: Sequence[dict[str, int]], names: Sequence[str]) -> Equations:

@@ -62,9 +62,16 @@ def extremum_of_all(t: Tape, x: Value) -> Value:
     return _reduce(t, x, range(x.ndim), _DEGREE_ONE_POSITIVE, _NOTHING)
 
 
-@rule("aten.linalg_vector_norm", "aten.norm.ScalarOpt_dim", "aten.frobenius_norm.dim")
-def vector_norm(t: Tape, x: Value, order: float = 2, dim: Dims = None, *_: Any, **__: Any) -> Value:
-    return _reduce(t, x, _dims(x, dim), Law(({0: 1, 1: -1},), ({1: 1},)), _SIGN_BLIND_INSIDE, euclidean=order == 2)
+@rule("aten.linalg_vector_norm", "aten.norm.ScalarOpt_dim")
+def vector_norm(t: Tape, x: Value, order: int | float | None = 2, dim: Dims = None, *_: Any, **__: Any) -> Value:
+    # the norm of order 0 counts entries, which does not care for their sizes
+    law = Law(({1: 1},), ({1: 1},)) if order == 0 else Law(({0: 1, 1: -1},), ({1: 1},))
+    return _reduce(t, x, _dims(x, dim), law, _SIGN_BLIND_INSIDE, euclidean=order in (2, None))
+
+
+@rule("aten.frobenius_norm.dim")
+def frobenius_norm(t: Tape, x: Value, dim: Dims, *_: Any) -> Value:
+    return vector_norm(t, x, 2, dim)
 
 
 @rule("aten.var", "aten.std")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intertwine.errors import InputError
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, new_figure
 from intertwine.reproduce.kinds.registry import Kind, Numbers, Row
 from intertwine.reproduce.networks import Pair
 from intertwine.reproduce.work import Work
@@ -96,7 +96,7 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     axes.set_xticks(range(len(labels)), labels)
     axes.set_xlabel(next(iter((plan["networks"] or {}).get("vary") or {}), ""))
     axes.set_ylabel("test accuracy, %")
-    axes.legend(fontsize=8)
+    key_below(figure)
     return figure
 
 

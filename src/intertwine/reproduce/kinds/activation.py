@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, new_figure
 from intertwine.reproduce.kinds.registry import Kind, Numbers, Row
 from intertwine.reproduce.work import Work
 from intertwine.symmetry.homogeneity import homogeneity_defect
@@ -103,8 +103,7 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     right.plot(ends, [slope * end for end in ends], ":", color="0.5", label=f"{slope:.3f} λ")
     left.set_xlabel("x")
     right.set_xlabel("λ")
-    for axes in (left, right):
-        axes.legend(fontsize=8)
+    key_below(figure)
     return figure
 
 

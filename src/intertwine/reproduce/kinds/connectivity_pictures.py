@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from intertwine.features.pictures import ACROSS, new_figure
+from intertwine.features.pictures import ACROSS, key_below, name_ticks, new_figure
 from intertwine.reproduce.kinds.registry import Row
 from intertwine.stitch.pictures import summary
 
@@ -37,7 +37,7 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     form, ways = plan["settings"]["form"], list(dict.fromkeys((row["way"], row["statistics"]) for row in rows))
     high, across = 2 if form == "features" else 1, max(2, min(ACROSS, len(ways)))
     deep = high * ceil(len(ways) / across)
-    figure = new_figure(3.2 * across, 2.8 * deep)
+    figure = new_figure(2.1 * across, 2 * deep)
     grid = figure.subplots(deep, across, squeeze=False)
     for spare in grid.flat:
         spare.set_visible(False)
@@ -52,7 +52,7 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
             lower = _shown(grid[place + 1, column], beside=grid[1, 0])
             _line(lower, [row for row in own if "t" in row])
             lower.set_ylabel("" if column else "error, %")
-    grid[0, 0].legend(fontsize=6)
+    key_below(figure, [grid[0, 0]])
     return figure
 
 
@@ -76,7 +76,8 @@ def _layers(axes: Axes, form: str, rows: Sequence[Row]) -> None:
             points = {x: summary(some)[0] for x, some in values.items()}
             label = words if name in WHOLE else f"{words}, α = {alpha:g}"
             axes.plot(list(points), list(points.values()), style, markersize=3, linewidth=1, label=label)
-    axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=4 if len(layers) > 20 else 7)
+    name_ticks(axes, layers)
+    axes.set_xlabel("layer", fontsize=7)
 
 
 def _line(axes: Axes, rows: Sequence[Row]) -> None:
@@ -84,4 +85,4 @@ def _line(axes: Axes, rows: Sequence[Row]) -> None:
     for pair in dict.fromkeys(row["pair"] for row in rows):
         own = [row for row in rows if row["pair"] == pair]
         axes.plot([row["t"] for row in own], [100 * row["error"] for row in own], "-", color="C0", linewidth=1)
-    axes.set_xlabel("from the first network to the second", fontsize=7)
+    axes.set_xlabel("from network A to network B", fontsize=7)

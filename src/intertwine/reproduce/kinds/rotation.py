@@ -91,14 +91,10 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     found = {series: values for series, values in numbers(plan, rows).items() if series.endswith("as printed")}
     labels = list(plan["settings"]["at"])
     table = {(label, series): found[series][label] for label in labels for series in found}
-    figure = draw_bars(table, "rotation penalty, percentage points")
-    axes = figure.axes[0]
-    for bars, series in zip(axes.containers[1::2], found, strict=True):  # each bar container follows its whiskers
-        if series in plan["printed"]:
-            middles = [bar.get_x() + bar.get_width() / 2 for bar in bars]
-            axes.plot(middles, plan["printed"][series], "kx", label=f"{series}: the paper's")
-    axes.set_xlabel("convolution")
-    axes.legend(fontsize=7)
+    known = {series: dict(zip(labels, values, strict=True)) for series, values in plan["printed"].items()}
+    crosses = {(label, series): known[series][label] for label, series in table if series in known}
+    figure = draw_bars(table, "rotation penalty, percentage points", crosses=crosses, told="the paper's")
+    figure.axes[0].set_xlabel("convolution")
     return figure
 
 

@@ -37,7 +37,7 @@ def download(name: str, folder: str | Path | None = None, report: Report = _sile
     Raises:
         InputError: nothing to download, or no address gave the file; says what was tried and what went wrong.
     """
-    known = known_name(name)
+    known = known_name(name, tuple(SOURCES))
     if known not in SOURCES:
         why = "it comes with scikit-learn" if known == "digits" else "it is a folder of your own"
         raise InputError(f"{known} cannot be downloaded: {why}. Downloads exist for {', '.join(SOURCES)}.")

@@ -47,7 +47,10 @@ def data(name: str, folder: str | Path | None = None, *, size: int | None = None
     known = known_name(name)
     if known == "imagefolder":
         if folder is None:
-            raise InputError('A folder of images needs its folder: data("imagefolder", PATH) or data("folder:PATH").')
+            raise InputError(
+                f"The data set {name!r} was asked for, which is a folder of your own, and no folder was given. Name it "
+                "as folder:PATH, where PATH holds a folder of images for each class."
+            )
         return read_image_folder(places(folder)[0], size, f"{FOLDER}{folder}")
     if size is not None:
         raise InputError(f"size={size} was given, but only a folder of images can be resized; {known} cannot.")

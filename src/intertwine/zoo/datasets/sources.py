@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from intertwine.errors import InputError, did_you_mean
@@ -92,8 +93,10 @@ UNPACKED: dict[str, dict[str, str]] = {
 }
 
 
-def known_name(name: str) -> str:
+def known_name(name: str, offered: Sequence[str] = NAMES) -> str:
     """The usual spelling of a data set's name; capitals, hyphens and underscores do not matter.
+
+    `offered` are those that an error names.
 
     >>> known_name("CIFAR-10"), known_name("FashionMNIST")
     ('cifar10', 'fashion-mnist')
@@ -101,9 +104,9 @@ def known_name(name: str) -> str:
     plain = {_plain(known): known for known in NAMES}
     if _plain(name) in plain:
         return plain[_plain(name)]
+    folder = "; folder:PATH reads a folder of images" if "imagefolder" in offered else ""
     raise InputError(
-        f"No data set is called {name!r}. {did_you_mean(name.lower(), NAMES)}There are {', '.join(NAMES)}; folder:PATH "
-        "reads a folder of images."
+        f"No data set is called {name!r}. {did_you_mean(name.lower(), offered)}There are {', '.join(offered)}{folder}."
     )
 
 

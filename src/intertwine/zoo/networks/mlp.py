@@ -9,7 +9,7 @@ from torch import nn
 
 from intertwine.errors import InputError
 from intertwine.zoo.networks.activations import Activation, maker
-from intertwine.zoo.networks.options import positive
+from intertwine.zoo.networks.options import listed, positive
 
 
 def mlp(widths: Sequence[int] = (784, 512, 10), activation: Activation = "relu", bias: bool = True) -> nn.Sequential:
@@ -29,6 +29,7 @@ def mlp(widths: Sequence[int] = (784, 512, 10), activation: Activation = "relu",
       (3): Linear(in_features=3, out_features=2, bias=True)
     )
     """
+    listed("widths", widths, "(784, 512, 10)")
     if len(widths) < 2:
         raise InputError(
             f"The option widths={tuple(widths)} was asked for, but a network has an input and an output. Give two "

@@ -8,7 +8,7 @@ from torch import nn
 
 from intertwine.errors import InputError
 from intertwine.zoo.networks.activations import Activation, maker
-from intertwine.zoo.networks.options import one_of, positive
+from intertwine.zoo.networks.options import listed, one_of, positive
 
 STAGES = 4
 
@@ -47,6 +47,10 @@ def myrtle(
     >>> sum(p.numel() for p in myrtle().parameters())
     1558026
     """
+    if width is None:
+        listed("widths", widths, "(64, 128, 256, 512)")
+    else:
+        positive(width=width)
     channels = tuple(widths) if width is None else (width,) * STAGES
     if len(channels) != STAGES:
         raise InputError(

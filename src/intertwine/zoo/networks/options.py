@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from intertwine.errors import InputError
 
@@ -32,6 +32,18 @@ def positive(**sizes: int) -> None:
                 f"The option {option}={value!r} was asked for, but {option} counts something: give a whole number of 1 "
                 "or more."
             )
+
+
+def listed(option: str, value: object, example: str) -> None:
+    """Refuse what is no list: a word would be taken for the list of its letters.
+
+    >>> listed("widths", (4, 2), "(784, 512, 10)")
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InputError(
+            f"The option {option}={value!r} was asked for, but {option} is a list of whole numbers. Give one such as "
+            f"{example}; on the command line {option}={example.replace(' ', '').replace('(', '[').replace(')', ']')}."
+        )
 
 
 def scaled(channels: int, width: int | float) -> int:

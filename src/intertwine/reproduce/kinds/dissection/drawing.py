@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, new_figure
 from intertwine.inspect.dissection_pictures import draw_fractions
 from intertwine.reproduce.kinds.dissection.fractions import curves
 from intertwine.reproduce.kinds.registry import Row
@@ -35,7 +35,7 @@ def draw_categories(rows: Sequence[Row]) -> Figure:
         _stacked(axes, [row for row in rows if row["kind"] == kind])
         axes.set_title(kind, fontsize=9)
     grid[0][0].set_ylabel("different concepts", fontsize=9)
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=7)
+    key_below(figure)
     return figure
 
 

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import nn
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, panels_in_rows
 from intertwine.fold.complexity import complexity
 from intertwine.reproduce.kinds.folding.curves import answers
 from intertwine.reproduce.kinds.folding.settings import RULES, Settings, network_of
@@ -78,19 +78,20 @@ def _lines(rows: Sequence[Row]) -> dict[str, list[list[Row]]]:
 
 
 def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """Features left per layer, means over networks: one row of panels per rule, one column per β, a line a network."""
+    """Features left per layer, means over networks: a panel per rule and β, a line per network."""
+    from matplotlib.ticker import MaxNLocator
+
     rules, betas = (list(dict.fromkeys(row[key] for row in rows)) for key in ("rule", "beta"))
-    figure = new_figure(3 * len(betas), 2.6 * len(rules))
-    grid = figure.subplots(len(rules), len(betas), squeeze=False)
+    figure, panels = panels_in_rows(len(rules) * len(betas), 2.6, 2.0, min(3, len(betas)))
     for series, lines in _lines(rows).items():
         row = lines[0][0]
-        axes = grid[rules.index(row["rule"]), betas.index(row["beta"])]
+        axes = panels[len(betas) * rules.index(row["rule"]) + betas.index(row["beta"])]
         means = [summary([float(line[i]["left"]) for line in lines])[0] for i in range(len(lines[0]))]
         axes.plot(range(1, len(means) + 1), means, "o-", markersize=3, label=series.partition(":")[0])
         axes.set_title(series.partition(": ")[2], fontsize=8)
-    grid[0, 0].legend(fontsize=6)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("features left")
-    for axes in grid[-1]:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for i, axes in enumerate(panels):
+        axes.set_ylabel("" if i % min(3, len(betas)) else "features left")
         axes.set_xlabel("layer")
+    key_below(figure)
     return figure

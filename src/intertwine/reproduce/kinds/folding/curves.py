@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.connect.statistics import batch_norms, reset_statistics
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, panels_in_rows
 from intertwine.fold.budget import fold_to
 from intertwine.fold.fold import fold
 from intertwine.fold.folded import Fold
@@ -26,6 +26,7 @@ from intertwine.stitch.pictures import summary
 from intertwine.zoo.datasets.dataset import Dataset
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Make = Callable[[nn.Module, Tensor, float], Fold]
@@ -39,6 +40,8 @@ WHOLE = "whole"
 #: Of the accuracy before merging, the least that the paper lets go of.
 ENOUGH = 0.95
 RESET = ", statistics reset"
+#: Parameters left, in per cent, that are nearly all.
+NEAR = 95.0
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -150,26 +153,46 @@ def _chosen(whole: Row, some: Sequence[Row]) -> Iterator[tuple[str, float]]:
 
 
 def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """Accuracy against parameters left, one panel per network; dashed after statistics were reset; stars: printed."""
+    """Accuracy against parameters left, one panel per network; dashed after statistics were reset; stars: printed.
+
+    Methods that leave nearly everything stand on one vertical line, so a second panel enlarges its end.
+    """
     networks = _by(rows, network_of)
-    figure = new_figure(4.4 * len(networks), 3.8)
-    panels = figure.subplots(1, len(networks), squeeze=False, sharey=True)[0]
-    for axes, (network, own) in zip(panels, networks.items(), strict=True):
-        whole = [row for row in own if row["method"] == WHOLE]
-        methods = _by([row for row in own if row["method"] != WHOLE], lambda row: row["method"])
-        for i, (method, some) in enumerate(methods.items()):
-            for key, style in (("accuracy", "o-"), ("accuracy_reset", "--")):
-                points = _means([*whole, *some], key)
-                axes.plot(
-                    *zip(*points, strict=True), style, color=f"C{i}", markersize=3, linewidth=1,
-                    label=method if key == "accuracy" else None,
-                ) if points else None  # fmt: skip
+    shown = [(network, end) for network, own in networks.items() for end in (False, True) if not end or _crowded(own)]
+    figure, panels = panels_in_rows(len(shown), 3.6 if len(shown) < 3 else 2.8, 3.2)
+    for axes, (network, end) in zip(panels, shown, strict=True):
+        _curves(axes, networks[network])
         _stars(axes, plan, network)
-        axes.set(xlabel="parameters left, %", title=network)
+        axes.set(xlabel="parameters left, %", title=f"{network}, {NEAR:g} % and more left" if end else network)
+        if axes is not panels[0]:
+            axes.sharey(panels[0])
         axes.spines[["top", "right"]].set_visible(False)
+        if end:
+            axes.set_xlim(NEAR, 100.2)
     panels[0].set_ylabel("right answers, %")
-    panels[0].legend(fontsize=7, frameon=False)
+    if any("accuracy_reset" in row for row in rows):
+        panels[0].plot([], [], "--", color="0.4", linewidth=1, label="dashed: statistics reset")
+    key_below(figure)
     return figure
+
+
+def _crowded(rows: Sequence[Row]) -> bool:
+    """Whether two methods or more leave nearly all parameters, whatever they are told."""
+    methods = _by([row for row in rows if row["method"] != WHOLE], lambda row: row["method"]).values()
+    return sum(all(row["left"] >= NEAR for row in some) for some in methods) > 1
+
+
+def _curves(axes: Axes, rows: Sequence[Row]) -> None:
+    """A line per method of one network, from the whole network on."""
+    whole = [row for row in rows if row["method"] == WHOLE]
+    methods = _by([row for row in rows if row["method"] != WHOLE], lambda row: row["method"])
+    for i, (method, some) in enumerate(methods.items()):
+        for key, style in (("accuracy", "o-"), ("accuracy_reset", "--")):
+            points = _means([*whole, *some], key)
+            axes.plot(
+                *zip(*points, strict=True), style, color=f"C{i}", markersize=3, linewidth=1,
+                label=method if key == "accuracy" else None,
+            ) if points else None  # fmt: skip
 
 
 def _means(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
@@ -179,8 +202,10 @@ def _means(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
 
 
 def _stars(axes: Any, plan: Mapping[str, Any], network: str) -> None:
-    """Printed accuracies at shares of the parameters."""
+    """Printed accuracies at shares of the parameters, and printed shares that can be left."""
     for series, values in plan["printed"].items():
         for label, value in zip(plan["labels"], values, strict=True):
             if series.startswith(f"{network}:") and label.endswith("% left"):
-                axes.plot(float(label.split()[0]), value, "k*", markersize=9)
+                axes.plot(float(label.split()[0]), value, "k*", markersize=9, label="printed")
+            elif series.startswith(f"{network}:") and label.startswith("left"):
+                axes.axvline(value, color="k", linestyle=":", linewidth=1, label=f"printed: {value:g} % can be left")

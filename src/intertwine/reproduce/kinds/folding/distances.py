@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import ACROSS, new_figure
 from intertwine.fold.complexity import dead_features
 from intertwine.fold.heatmaps import distance_maps
 from intertwine.fold.prepared import prepare
@@ -74,9 +74,9 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     own = [row for row in rows if (row["network"], row["pair"]) == (rows[0]["network"], rows[0]["pair"])]
     rules = list(dict.fromkeys(row["rule"] for row in own))
     most = max(sum(row["rule"] == rule for row in own) for rule in rules)
-    columns = min(6, most)
+    columns = min(ACROSS, most)
     lines = ceil(most / columns)
-    figure = new_figure(2.1 * columns + 1, 2.3 * lines * len(rules) + 0.4)
+    figure = new_figure(1.85 * columns + 1, 2 * lines * len(rules) + 0.4)
     grid = figure.subplots(lines * len(rules), columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -84,6 +84,6 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
         for k, row in enumerate([row for row in own if row["rule"] == rule]):
             axes = grid[i * lines + k // columns, k % columns]
             axes.imshow(unpack(row["picture"]), vmin=0, vmax=1, cmap="viridis", interpolation="none")
-            axes.set_title(f"{row['layer']}, {rule}", fontsize=7)
+            axes.set_title(f"{row['layer']}, {rule}", fontsize=8)
     figure.colorbar(grid[0, 0].images[0], ax=grid.ravel().tolist(), shrink=0.8, label="distance / the largest")
     return figure

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, new_figure
 from intertwine.fold.merging import Merging
 from intertwine.fold.options import PAPER_CODE, Options
 from intertwine.fold.prepared import prepare
@@ -81,5 +81,5 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
         axes.bar([x + 0.27 * i for x in range(len(heights))], heights, 0.25, label=name)
     axes.set_xticks([x + 0.27 for x in range(len(labels))], labels)
     axes.set(ylabel="seconds per sweep", yscale="log")
-    axes.legend(fontsize=7)
+    key_below(figure)
     return figure

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from intertwine.errors import InputError
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, panels_in_rows
 from intertwine.fold.complexity import DEAD
 from intertwine.fold.fold import fold
 from intertwine.fold.swaps import KINDS, swap_barrier
@@ -68,8 +68,7 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     kept = [row for row in rows if "kind" in row]
     panels = list(dict.fromkeys((row["rule"], row["features"]) for row in rows))
     betas = sorted({row["beta"] for row in kept})
-    figure = new_figure(3.4 * len(panels), 3.2)
-    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    figure, grid = panels_in_rows(len(panels), 2.6, 2.6, 3)
     for axes, (rule, features) in zip(grid, panels, strict=True):
         own = [row for row in kept if (row["rule"], row["features"]) == (rule, features)]
         for kind, style in (("equivalent", "-"), ("random", "--")):
@@ -81,7 +80,9 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
                 means = [summary(values)[0] for values in points.values()]
                 axes.plot(list(points), means, style, color=f"C{i}", label=f"β = {beta:g}, {kind}")
         axes.set(title=f"{rule}, {features} features", xlabel="λ")
-    grid[0].set_ylabel("right answers, %")
-    if kept:
-        grid[0].legend(fontsize=6)
+        if axes is not grid[0]:
+            axes.sharey(grid[0])
+    for axes in grid[::3]:
+        axes.set_ylabel("right answers, %")
+    key_below(figure)
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import PAGE, key_below, new_figure, panels_in_rows, write_cells
 from intertwine.reproduce.kinds.registry import Row
 from intertwine.reproduce.kinds.similarity.cka import KERNELS
 from intertwine.reproduce.kinds.similarity.numbers import DEAD, means, numbers
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAN = float("nan")
+#: Maps of fewer layers have their numbers in the cells.
+SMALL = 8
 
 
 def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
@@ -25,23 +27,25 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
 
 
 def _lines(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """Left as printed, with the printed values dotted; right corrected; grey what unrelated features score."""
+    """Above as printed, with the printed values dotted; below corrected; pale what unrelated features score."""
     labels, found = list(plan["settings"]["at"]), numbers(plan, rows)
-    figure = new_figure(4 + 0.8 * max(5, len(labels)), 4.2)
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure = new_figure(min(PAGE, 5.1 + 0.26 * max(5, len(labels))), 5.2)
+    above, below = figure.subplots(2, 1, sharex=True, sharey=True)
     for i, series in enumerate(MEASURES):
-        for axes in (left,) if series.endswith("as printed") else (right,):
-            _line(axes, labels, found.get(series, {}), color=f"C{i}", label=series)
-            _line(axes, labels, found.get(f"{series}, unrelated", {}), color=f"C{i}", alpha=0.35, linestyle="--")
+        axes = above if series.endswith("as printed") else below
+        _line(axes, labels, found.get(series, {}), color=f"C{i}", label=series)
+        _line(axes, labels, found.get(f"{series}, unrelated", {}), color=f"C{i}", alpha=0.35, linestyle="--")
         if series in plan["printed"]:
-            left.plot(range(len(labels)), plan["printed"][series], ":", color=f"C{i}", label=f"{series}: the paper's")
+            told = f"{series}: the paper's"
+            above.plot(range(len(labels)), plan["printed"][series], "x:", color=f"C{i}", markersize=4, label=told)
     shares = [summary(found.get(DEAD, {}).get(label, [0.0]))[0] for label in labels]
-    right.bar(range(len(labels)), shares, color="0.85", zorder=0, label="share of dead channels")
-    for axes in (left, right):
-        axes.set_xticks(range(len(labels)), labels, fontsize=8)
-        axes.set_xlabel("layer" + (", * inside a residual block" if any("*" in label for label in labels) else ""))
-        axes.legend(fontsize=7)
-    left.set_ylabel("similarity; dashed: unrelated features")
+    below.bar(range(len(labels)), shares, color="0.85", zorder=0, label="share of dead channels")
+    below.set_xticks(range(len(labels)), labels, fontsize=8)
+    below.set_xlabel("layer" + (", * inside a residual block" if any("*" in label for label in labels) else ""))
+    above.plot([], [], "o--", color="0.4", alpha=0.5, markersize=3, label="pale: unrelated features")
+    for axes in (above, below):
+        axes.set_ylabel("similarity")
+    key_below(figure)
     return figure
 
 
@@ -54,19 +58,21 @@ def _line(axes: Axes, labels: Sequence[str], values: Mapping[str, Sequence[float
 
 
 def _heat_maps(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """One map per kernel, all on the scale from 0 to 1; below, what is printed where the paper gives the numbers."""
+    """One map per kernel, all on the scale from 0 to 1; below, what is printed where the paper gives the numbers.
+
+    Maps of many layers are two a row, so that their names can be read.
+    """
     labels = list(plan["settings"]["at"])
     printed = {series: _printed(plan, series, labels) for series in KERNELS}
-    lines = 2 if any(printed.values()) else 1
-    size = 1.6 + 0.16 * len(labels)
-    figure = new_figure(len(KERNELS) * (size + 0.5), lines * size)
-    grid = figure.subplots(lines, len(KERNELS), squeeze=False)
     found = means(rows)
-    for column, series in enumerate(KERNELS):
-        _heat_map(grid[0, column], found.get(series, []), labels, series)
-        if lines == 2:
-            _heat_map(grid[1, column], printed[series], labels, f"{series}: the paper's")
-    figure.colorbar(grid[0, 0].images[0], ax=grid, shrink=0.8)
+    shown: list[tuple[str, Any]] = [(series, found.get(series, [])) for series in KERNELS]
+    if any(printed.values()):
+        shown += [(f"{series}: the paper's", printed[series]) for series in KERNELS]
+    across, size = (len(KERNELS), 2.0) if len(labels) < SMALL else (2, 3.8)
+    figure, panels = panels_in_rows(len(shown), size, size, across)
+    for axes, (title, matrix) in zip(panels, shown, strict=True):
+        _heat_map(axes, matrix, labels, title)
+    figure.colorbar(panels[0].images[0], ax=panels, shrink=0.8, label="CKA")
     return figure
 
 
@@ -82,10 +88,9 @@ def _heat_map(axes: Axes, matrix: Sequence[Sequence[float | None]], labels: Sequ
     axes.imshow([[NAN if v is None else v for v in line] for line in matrix], vmin=0, vmax=1, cmap="viridis")
     axes.set_title(title, fontsize=8)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(range(len(labels)), labels, fontsize=7 if len(labels) < 8 else 5)
-    if len(labels) < 8:
-        for i, line in enumerate(matrix):
-            for j, value in enumerate(line):
-                axes.text(
-                    j, i, "" if value is None else f"{value:.2f}", ha="center", va="center", fontsize=7, color="w"
-                )
+        axis.set_ticks(range(len(labels)), labels, fontsize=7)
+    axes.set_xlabel("layer", fontsize=7)
+    if len(labels) < SMALL:
+        write_cells(axes)
+    else:
+        axes.tick_params(axis="x", rotation=90)

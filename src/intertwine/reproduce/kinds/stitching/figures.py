@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import ACROSS, PAGE, key_below, new_figure, write_cells
 from intertwine.reproduce.kinds.registry import Row
 from intertwine.reproduce.kinds.stitching.panels import named, over_places, panels
 from intertwine.reproduce.kinds.stitching.readings import ALL
@@ -25,21 +25,33 @@ from intertwine.reproduce.kinds.stitching.rows import (
 from intertwine.stitch.pictures import summary
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Plan = Mapping[str, Any]
+#: A marker for each strength of a sparse map.
+MARKS = "o s ^ D v P X p h".split()
+#: Matrices of fewer groups have their numbers in the cells.
+MOST_WRITTEN = 12
+
+
+def _width(rows: Sequence[Row]) -> float:
+    """Room for every place, on a page."""
+    return min(PAGE, 3 + 0.6 * max(5, len(places(rows))))
 
 
 def penalties(plan: Plan, rows: Sequence[Row]) -> Figure:
     """Paper 0, figures 1, 6, 7, 12, 13: a number over the layers, one line per family; dotted what is printed."""
-    what, figure = plan["settings"]["what"], new_figure(3 + 0.55 * max(5, len(places(rows))), 4)
+    what, figure = plan["settings"]["what"], new_figure(_width(rows), 4)
     axes = figure.subplots()
     for i, (name, some) in enumerate(by(rows, series_of(rows)).items()):
         over_places(axes, some, what, name, color=f"C{i}")
         if name in plan["printed"]:
             printed = plan["printed"][name]
-            axes.plot(range(len(printed)), printed, ":", color=f"C{i}", linewidth=1, label=f"{name}, printed")
+            told = f"{name}, printed"
+            axes.plot(range(len(printed)), printed, "x:", color=f"C{i}", linewidth=1.6, markersize=6, label=told)
     named(axes, rows, what)
+    key_below(figure)
     return figure
 
 
@@ -49,8 +61,8 @@ def slopes(plan: Plan, rows: Sequence[Row]) -> Figure:
     cells = by(rows, lambda row: (row["front_group"], row["back_group"]))
     found = list(by(rows, lambda row: row["front_group"]))
     whole = all(cell in cells for cell in product(found, found)) and len(found) > 1
-    figure = new_figure(12 if whole else 7.5, 4.2)
-    left, *others = figure.subplots(1, 2 if whole else 1, squeeze=False, width_ratios=(1.6, 1) if whole else None)[0]
+    figure = new_figure(8.3 if whole else 7.5, 3.6)
+    left, *others = figure.subplots(1, 2 if whole else 1, squeeze=False, width_ratios=(1.2, 1) if whole else None)[0]
     for slope in found:
         over_places(left, cells[slope, slope], what, name(cells[slope, slope][0]))
     named(left, rows, what)
@@ -61,7 +73,9 @@ def slopes(plan: Plan, rows: Sequence[Row]) -> Figure:
             axis.set_ticks(range(len(found)), [f"{slope:g}" for slope in found], fontsize=8)
         right.set_xlabel("slope of the back")
         right.set_ylabel("slope of the front")
+        write_cells(right, "{:.0f}") if len(found) < MOST_WRITTEN else None
         figure.colorbar(picture, ax=right, label=NUMBERS[what][0] + ", mean over layers")
+    key_below(figure, [left])
     return figure
 
 
@@ -71,40 +85,68 @@ def histograms(plan: Plan, rows: Sequence[Row]) -> Figure:
     figure, axes, _ = panels(chosen)
     for place, some in by(chosen, label_of).items():
         shares = [100 * sum(row["alpha"] == alpha for row in some) / len(some) for alpha in alphas]
-        axes[place].bar(range(len(alphas)), shares)
+        axes[place].bar(range(len(alphas)), shares, color="#9ec5e8", label=f"ours, {len(some)} pairs")
         if (printed := plan["printed"].get(f"layer {place}")) is not None:
-            axes[place].plot(range(len(alphas)), printed, "_k", markersize=22, label="printed")
-            axes[place].legend(fontsize=7)
-        axes[place].set_xticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas], fontsize=8)
+            axes[place].plot(range(len(alphas)), printed, "_k", markersize=18, label="printed")
+        axes[place].set_xticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas], fontsize=7)
         axes[place].set_xlabel("α")
+        axes[place].set_ylim(0, 105)
     next(iter(axes.values())).set_ylabel("pairs, %")
+    key_below(figure)
     return figure
 
 
 def sparsity(plan: Plan, rows: Sequence[Row]) -> Figure:
-    """Paper 0, figure 15; paper 1, figure 8: a number against sparsity, means over pairs, and some of the matrices."""
-    what, shown = plan["settings"]["what"], [row for row in rows if "matrix" in row]
-    matrices = by(shown, label_of)
-    figure, axes, below = panels(rows, more=len(matrices))
+    """Paper 0, figure 15; paper 1, figure 8: a number against sparsity, means over pairs, and some of the matrices.
+
+    Each strength λ has a marker of its own: where maps are alike, words beside them would lie on each other.
+    """
+    what, matrices = plan["settings"]["what"], by([row for row in rows if "matrix" in row], label_of)
+    across = 2 if len(places(rows)) > 2 else ACROSS
+    figure, axes, below = panels(rows, more=len(matrices), across=across)
+    marks = _marks(rows)
     for place, some in by(rows, label_of).items():
-        for kind, group in by(some, _sparse_kind).items():
-            points = [_point(one, what) for one in by(group, family_name).values()]
-            axes[place].plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, linewidth=1, label=kind)
-            for one in by(group, family_name).values():
-                if one[0]["family"].startswith("sparse"):
-                    strength = family_name(one[0]).removeprefix("ℓ1, ")
-                    axes[place].annotate(strength, _point(one, what), fontsize=6)
+        for i, kind in enumerate(dict.fromkeys(map(_sparse_kind, rows))):
+            _strengths(axes[place], [row for row in some if _sparse_kind(row) == kind], what, f"C{i}", kind, marks)
         if printed := _printed(plan, place):
             axes[place].plot(*zip(*printed, strict=True), "x", color="0.4", label="printed")
         axes[place].set_xlabel("zeros, %")
         axes[place].set_ylabel(NUMBERS[what][0])
-    next(iter(axes.values())).legend(fontsize=7)
-    for panel, some in zip(below, matrices.values(), strict=True):
+        axes[place].margins(x=0.06, y=0.08)
+    for name, mark in marks.items():
+        next(iter(axes.values())).plot([], [], mark, color="0.4", markersize=5, label=name)
+    for panel, (place, some) in zip(below, matrices.items(), strict=True):
         row = max(some, key=lambda row: (row["family"].startswith("sparse"), row["fit"] == "task", row["sparsity"]))
         edge = max(abs(value) for line in row["matrix"] for value in line) or 1
         panel.imshow(row["matrix"], cmap="RdBu_r", vmin=-edge, vmax=edge, interpolation="nearest")
-        panel.set_title(f"{family_name(row)}, {row['sparsity']:.0%} zeros", fontsize=8)
+        panel.set_title(f"layer {place}, {family_name(row)}: {row['sparsity']:.0%} zeros", fontsize=8)
+    key_below(figure)
     return figure
+
+
+def _marks(rows: Sequence[Row]) -> dict[str, str]:
+    """Strength in words → its marker, from the weakest to the strongest."""
+    strengths = {family_name(row): _strength(row) for row in rows if row["family"].startswith("sparse")}
+    return dict(zip(sorted(strengths, key=lambda name: strengths[name]), cycle(MARKS), strict=False))
+
+
+def _strength(row: Row) -> float:
+    """λ of a sparse family such as "sparse:0.1+bias"."""
+    return float(row["family"].removesuffix("+bias").partition(":")[2])
+
+
+def _strengths(
+    axes: Axes, rows: Sequence[Row], what: str, colour: str, label: str, marks: Mapping[str, str]
+) -> None:  # fmt: skip
+    """The maps of one kind: a line through its strengths, each with its marker; a kind without any is a dot."""
+    points = {name: _point(some, what) for name, some in by(rows, family_name).items()}
+    if not points:
+        return
+    dot = "" if any(name in marks for name in points) else "*"
+    axes.plot(*zip(*sorted(points.values()), strict=True), color=colour, marker=dot, linewidth=1, label=label)
+    for name, point in points.items():
+        if name in marks:
+            axes.plot(*point, marks[name], color=colour, markersize=5, alpha=0.8)
 
 
 def _point(rows: Sequence[Row], what: str) -> tuple[float, float]:
@@ -131,13 +173,14 @@ def layers(plan: Plan, rows: Sequence[Row]) -> Figure:
     """Paper 1, figure 2: relative accuracy and, dashed, cross-entropy to Model 2 over the layers, per fit."""
     plain = [row for row in rows if row["family"] == "identity"]
     fitted = [row for row in rows if row["family"] != "identity"]
-    figure = new_figure(3 + 0.6 * max(5, len(places(rows))), 4)
+    figure = new_figure(_width(rows), 4)
     left = figure.subplots()
     right = left.twinx()
     for i, (fit, some) in enumerate(by(fitted, lambda row: row["fit"]).items()):
-        over_places(left, some, "relative_accuracy", FITS[fit], color=f"C{i}")
-        over_places(right, some, "cross_entropy", FITS[fit], color=f"C{i}", linestyle="--")
+        over_places(left, some, "relative_accuracy", f"{FITS[fit]}: relative accuracy", color=f"C{i}")
+        over_places(right, some, "cross_entropy", f"{FITS[fit]}: cross-entropy", color=f"C{i}", linestyle="--")
     named(left, fitted, "relative_accuracy")
+    key_below(figure)
     right.set_ylabel("cross-entropy, dashed")
     if plain:
         mean, spread = summary(values(plain, "cross_entropy"))
@@ -147,22 +190,24 @@ def layers(plan: Plan, rows: Sequence[Row]) -> Figure:
 
 def fronts(plan: Plan, rows: Sequence[Row]) -> Figure:
     """A number over the layers, one line per data set that the front networks were trained on."""
-    what, figure = plan["settings"]["what"], new_figure(3 + 0.8 * max(5, len(places(rows))), 4)
+    what, figure = plan["settings"]["what"], new_figure(_width(rows), 4)
     axes = figure.subplots()
     for name, some in by(rows, group_of(plan)).items():
         over_places(axes, some, what, f"front: {name}")
     named(axes, rows, what)
+    key_below(figure)
     return figure
 
 
 def several(plan: Plan, rows: Sequence[Row]) -> Figure:
     """Several numbers of the same stitches over the layers."""
-    figure = new_figure(3 + 0.55 * max(5, len(places(rows))), 4)
+    figure = new_figure(_width(rows), 4)
     axes = figure.subplots()
-    for what in plan["settings"]["what"]:
-        over_places(axes, rows, what, NUMBERS[what][0])
+    for what, line in zip(plan["settings"]["what"], cycle(("-", "--", ":")), strict=False):  # where they are the same
+        over_places(axes, rows, what, NUMBERS[what][0], linestyle=line)
     named(axes, rows, plan["settings"]["what"][0])
     axes.set_ylabel("")
+    key_below(figure)
     return figure
 
 
@@ -182,5 +227,5 @@ def averages(plan: Plan, rows: Sequence[Row]) -> Figure:
     axes.set_xticks(range(len(found)), list(found), fontsize=8)
     axes.set_xlim(-0.5, len(found) - 0.4)
     axes.set_ylabel(NUMBERS[plan["settings"]["what"]][0] + ", " + ALL)
-    axes.legend(fontsize=8)
+    key_below(figure)
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import key_below, panels_in_rows
 from intertwine.reproduce.kinds.registry import Row
 from intertwine.reproduce.kinds.stitching.panels import panels
 from intertwine.reproduce.kinds.stitching.rows import FITS, NUMBERS, STARTS, by, curves, label_of, values, weights
@@ -44,7 +44,7 @@ def _against(rows: Sequence[Row], what: str, name: str, x: Callable[[Row], Any])
         axes[place].set_xticks(sorted({x(row) for row in some}))
     first = next(iter(axes.values()))
     first.set_ylabel(NUMBERS[what][0])
-    first.legend(fontsize=8)
+    key_below(figure)
     return figure
 
 
@@ -66,38 +66,47 @@ def starts(plan: Plan, rows: Sequence[Row]) -> Figure:
         axes[place].set_xlabel(NUMBERS[what][0])
     first = next(iter(axes.values()))
     first.set_ylabel("stitches")
-    first.legend(fontsize=8)
+    key_below(figure)
     return figure
 
 
 def iterations(plan: Plan, rows: Sequence[Row]) -> Figure:
     """Paper 1, figures 4 and 5: numbers over the training, means with a band, and two single runs."""
     names, kinds = plan["settings"]["what"], weights(rows)
-    figure = new_figure(3.6 * len(names), 3.4)
-    grid = figure.subplots(1, len(names), squeeze=False)[0]
+    figure, grid = panels_in_rows(len(names), 2.75, 3.0, 3)
     for axes, name in zip(grid, names, strict=True):
         for i, (weight, some) in enumerate(kinds.items()):
             clock, runs = curves(some, name)
             times = sorted(set.intersection(*(set(run) for run in runs)))
-            _band(axes, {time: [run[time] for run in runs] for time in times}, weight or None, color=f"C{i}")
+            _band(
+                axes,
+                {time: [run[time] for run in runs] for time in times},
+                f"{weight} of the CKA" if weight else "mean",
+                color=f"C{i}",
+            )
             for run, style in zip(runs, (":", "--"), strict=False):
                 axes.plot(times, [run[time] for time in times], style, color=f"C{i}", linewidth=0.8)
             axes.set_xlabel(clock)
         axes.set_ylabel(NUMBERS[name][0])
-    if len(kinds) > 1:
-        grid[0].legend(fontsize=8, title="of the CKA")
+    grid[0].fill_between([], [], color="0.8", label="one standard deviation")
+    for run, style in (("first", ":"), ("second", "--")):
+        grid[0].plot([], [], style, color="0.4", linewidth=0.8, label=f"the {run} run alone")
+    key_below(figure)
     return figure
 
 
 def lines(plan: Plan, rows: Sequence[Row]) -> Figure:
     """Paper 1, experiment 6: relative accuracy along the lines between stitches, one panel per layer."""
-    figure, axes, _ = panels(rows, width=2.0)
+    figure, axes, _ = panels(rows)
     for row in rows:
         if "line" in row:
-            axes[row["label"]].plot(row["shares"], row["line"], linewidth=0.8)
+            told = "from one stitch to another, a line for each two"
+            axes[row["label"]].plot(row["shares"], row["line"], linewidth=0.8, color="C0", alpha=0.7, label=told)
+    good = plan["settings"].get("good", 0.8)
     for one in axes.values():
-        one.axhline(0.8, color="0.6", linewidth=0.8, linestyle=":")
+        one.axhline(good, color="0.6", linewidth=0.8, linestyle=":", label=f"{good:g}, from where a stitch is good")
         one.set_ylim(0, 1.05)
-        one.set_xlabel("λ")
+        one.set_xlabel("λ, share of the first stitch")
     next(iter(axes.values())).set_ylabel(NUMBERS["relative_accuracy"][0])
+    key_below(figure)
     return figure

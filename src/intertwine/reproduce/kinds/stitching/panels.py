@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from intertwine.features.pictures import ACROSS, panels_in_rows
+from intertwine.features.pictures import ACROSS, PAGE, panels_in_rows
 from intertwine.reproduce.kinds.registry import Row
 from intertwine.reproduce.kinds.stitching.rows import NUMBERS, by, label_of, places, values
 from intertwine.stitch.pictures import summary
@@ -13,8 +13,6 @@ from intertwine.stitch.pictures import summary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-MOST_INSIDE = 5  # lines whose names still fit into the picture
 
 
 def over_places(axes: Axes, rows: Sequence[Row], what: str, label: str, **style: Any) -> None:
@@ -28,20 +26,20 @@ def over_places(axes: Axes, rows: Sequence[Row], what: str, label: str, **style:
 
 
 def named(axes: Axes, rows: Sequence[Row], what: str) -> None:
-    """The places under the axis, the number beside it, and a legend."""
+    """The places under the axis, and the number beside it."""
     names = list(places(rows).values())
     axes.set_xticks(range(len(names)), names, fontsize=8, rotation=45 if max(map(len, names)) > 4 else 0)
     axes.set_xlabel("layer" + (", * inside a residual block" if any(name.endswith("*") for name in names) else ""))
     axes.set_ylabel(NUMBERS[what][0])
-    many = len(axes.get_legend_handles_labels()[0]) > MOST_INSIDE
-    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if many else {}
-    axes.legend(fontsize=8, **beside)
 
 
-def panels(rows: Sequence[Row], width: float = 3.0, more: int = 0) -> tuple[Figure, dict[str, Axes], list[Axes]]:
+def panels(
+    rows: Sequence[Row], width: float | None = None, more: int = 0, across: int = ACROSS
+) -> tuple[Figure, dict[str, Axes], list[Axes]]:  # fmt: skip
     """One panel per place, and some more behind them."""
     order = places(rows)
-    figure, grid = panels_in_rows(len(order) + more, width, 3.0, min(ACROSS, len(order)))
+    across = min(across, len(order))
+    figure, grid = panels_in_rows(len(order) + more, width or min(3.2, PAGE / across), 2.7, across)
     for axes, place in zip(grid, order, strict=False):
         axes.set_title(f"layer {order[place]}", fontsize=9)
     return figure, dict(zip(order, grid, strict=False)), grid[len(order) :]

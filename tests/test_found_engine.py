@@ -1,0 +1,300 @@
+"""Networks on which the engine was once wrong, refused to work, or missed what is plainly there.
+
+None of these tests asks for a certificate: `sym.act` alone has to keep the function.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import Net, parameter
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+import intertwine as it
+from intertwine.errors import InputError
+from intertwine.graph.copies import copied
+from intertwine.symmetry.symmetry import Symmetry
+
+LINEAR, ROWS = nn.Linear, (3, 4)
+
+
+def held(net: nn.Module, *args: Any, forwards: int = 1) -> Symmetry:
+    """The symmetry, once random elements keep what every one of so many forwards returns and leaves in its inputs."""
+    sym = it.symmetry(net, *args)
+    exact = copied(net).double().requires_grad_(False)
+    inputs: Any = tree_map(lambda v: v.double() if v.is_floating_point() else v, args)
+    for seed in range(2):
+        left, right = copied(exact), sym.act(sym.random(seed), exact)
+        given = copy.deepcopy(inputs), copy.deepcopy(inputs)
+        for _ in range(forwards):
+            torch.testing.assert_close(left(*given[0]), right(*given[1]), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(*given, rtol=1e-9, atol=1e-9)
+    return sym
+
+
+def groups(sym: Symmetry) -> list[str]:
+    return [str(wire.group) for wire in sym.wires]
+
+
+def buffered(net: nn.Module, persistent: bool = True, **buffers: Tensor) -> nn.Module:
+    for name, tensor in buffers.items():
+        net.register_buffer(name, tensor, persistent)
+    return net
+
+
+def mlp(**parts: nn.Module | nn.Parameter) -> dict[str, nn.Module | nn.Parameter]:
+    return {"a": LINEAR(4, 6), "o": LINEAR(6, 2), **parts}
+
+
+# -- what one forward leaves for the next ------------------------------------------------------------------------------
+
+
+def _copy_state(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x).relu()
+    y = m.o(h) + m.p(m.past)
+    m.past.copy_(h)
+    return y
+
+
+def _assign_state(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x).relu()
+    y = m.o(h) + m.p(m.past)
+    m.past = h.detach()
+    return y
+
+
+@pytest.mark.parametrize("forward", [_copy_state, _assign_state])
+def test_a_state_kept_in_a_buffer_moves_as_what_is_written_to_it(forward: Callable[..., Tensor]) -> None:
+    net = buffered(Net(forward, **mlp(p=LINEAR(6, 2))), past=torch.zeros(3, 6))
+    sym = held(net, torch.randn(ROWS), forwards=2)
+    assert groups(sym) == ["S_6 ⋉ (R₊)^6"]
+    assert "p.weight" in {slot.parameter for slot in sym.wires[0].slots}
+
+
+def test_a_state_that_no_checkpoint_holds_freezes_what_is_written_to_it() -> None:
+    net = buffered(Net(_copy_state, **mlp(p=LINEAR(6, 2))), persistent=False, past=torch.zeros(3, 6))
+    assert groups(held(net, torch.randn(ROWS), forwards=2)) == []
+
+
+def test_an_input_that_is_written_to_is_an_output() -> None:
+    def forward(m: Any, x: Tensor, cache: Tensor) -> Tensor:
+        h = m.a(x).relu()
+        cache.copy_(h)
+        return m.o(h)
+
+    assert groups(held(Net(forward, **mlp()), torch.randn(ROWS), torch.zeros(3, 6))) == []
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_zeros_that_were_written_to_are_no_zero_state(kind: Callable[..., nn.Module]) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = torch.zeros(1, x.shape[0], 6, dtype=x.dtype)
+        h[0] = m.start
+        state = (h, torch.zeros_like(h)) if kind is nn.LSTM else h
+        return m.o(m.rnn(x, state)[0])
+
+    held(Net(forward, rnn=kind(4, 6, batch_first=True), start=parameter(6), o=LINEAR(6, 2)), torch.randn(2, 5, 4))
+
+
+def test_a_result_written_into_a_part_of_another_tensor() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = torch.zeros(x.shape[0], 8, dtype=x.dtype)
+        torch.matmul(x, m.w, out=h[:, :6])
+        return m.o(h.relu())
+
+    held(Net(forward, w=parameter(4, 6), o=LINEAR(8, 2)).requires_grad_(False), torch.randn(ROWS))
+
+
+# -- running variances -------------------------------------------------------------------------------------------------
+
+
+def _norm(x: Tensor, mean: Tensor, var: Tensor, eps: float = 0.1) -> Tensor:
+    return F.batch_norm(x, mean, var, None, None, False, 0.1, eps)
+
+
+VARIANCES: dict[str, Callable[..., Tensor]] = {
+    "a row of stacked ones": lambda m, x: m.o(_norm(m.a(x), m.mean[1], m.var[1]).relu()),
+    "two eps": lambda m, x: m.o(_norm(m.a(x), m.mean[0], m.one).relu() + _norm(m.a(x), m.mean[0], m.one, 0.01).relu()),
+    "squared": lambda m, x: m.o(_norm(m.a(x), m.mean[0], m.one**2).relu()),
+    "read as numbers too": lambda m, x: m.o(_norm(m.a(x), m.mean[0], m.one).relu()) + m.q(m.one),
+}
+
+
+@pytest.mark.parametrize("case", VARIANCES)
+def test_only_a_running_variance_itself_moves_with_its_eps(case: str) -> None:
+    net = Net(VARIANCES[case], **mlp(q=LINEAR(6, 2)))
+    buffered(net, mean=torch.randn(2, 6), var=torch.rand(2, 6) + 0.5, one=torch.rand(6) + 0.5)
+    sym = held(net, torch.randn(ROWS))
+    assert any(wire.group.permutes for wire in sym.wires)
+    scaled = {s.parameter for wire in sym.wires for s in wire.slots if any(s.powers)}
+    assert "a.weight" not in scaled
+
+
+def test_two_norms_with_one_running_variance_and_one_eps() -> None:
+    net = Net(lambda m, x: m.o(_norm(m.a(x), m.mean, m.var).relu() + _norm(m.b(x), m.mean, m.var).relu()), **mlp())
+    net.b = LINEAR(4, 6)
+    sym = held(buffered(net, mean=torch.randn(6), var=torch.rand(6) + 0.5), torch.randn(ROWS))
+    assert groups(sym) == ["S_6 ⋉ (R₊)^6"]
+
+
+# -- ops ---------------------------------------------------------------------------------------------------------------
+
+OPS: dict[str, tuple[Callable[..., Tensor], dict[str, Any], list[str]]] = {
+    "a quarter turn": (
+        lambda m, x: m.o(torch.rot90(m.a(x).view(-1, 5, 5), 1, [1, 2]).relu().sum(1)),
+        {"a": LINEAR(4, 25), "o": LINEAR(5, 2)},
+        [],
+    ),
+    "a norm that counts": (
+        lambda m, x: m.o(torch.linalg.vector_norm(m.a(x).relu().view(-1, 3, 4), 0, dim=2)),
+        {"a": LINEAR(4, 12), "o": LINEAR(3, 2)},
+        ["S_3 ⋉ (R₊)^3", "(S_4)³"],
+    ),
+    "frobenius_norm": (
+        lambda m, x: m.o(torch.frobenius_norm(m.a(x).view(-1, 3, 4), [2], True).squeeze(2)),
+        {"a": LINEAR(4, 12), "o": LINEAR(3, 2)},
+        ["S_3 ⋉ (R₊)^3", "(S_4 ⋉ {±1}^4)³"],
+    ),
+    "index_select by a computed table": (
+        lambda m, x: m.o(torch.relu(x @ m.z).index_select(1, m.w.argmax(1))),
+        {"w": parameter(6, 5), "z": parameter(4, 5), "o": LINEAR(6, 2)},
+        ["(R₊)^6"],
+    ),
+    "written as integers": (
+        lambda m, x: m.o(torch.zeros(x.shape[0], 6, dtype=torch.long).copy_(3 * m.a(x).relu()).to(x.dtype)),
+        mlp(),
+        ["S_6"],
+    ),
+    "einsum that spreads a letter": (
+        lambda m, x: m.o(torch.einsum("bi,bi->bi", m.a(x).relu(), m.c(x))),
+        {"a": LINEAR(4, 1), "c": LINEAR(4, 6), "o": LINEAR(6, 2)},
+        ["S_6 ⋉ (R*)^6"],
+    ),
+    "one key head for all": (
+        lambda m, x: m.o(
+            F.scaled_dot_product_attention(
+                m.q(x).view(1, 3, 3, 4).transpose(1, 2), m.k(x).view(1, 1, 3, 4), m.v(x).view(1, 1, 3, 4)
+            )
+            .transpose(1, 2)
+            .reshape(3, 12)
+        ),
+        {"q": LINEAR(4, 12), "k": LINEAR(4, 4), "v": LINEAR(4, 4), "o": LINEAR(12, 2)},
+        ["S_3", "S_4 ⋉ (R*)^4", "S_4 ⋉ (R*)^4"],
+    ),
+    # what was frozen without need
+    "the largest channel of all": (lambda m, x: m.o(m.a(x).relu() * m.a(x).max(1, keepdim=True)[0]), mlp(), ["S_6"]),
+    "a gate at the second largest": (
+        lambda m, x: m.o(m.a(x) * (m.a(x) >= m.a(x).topk(2, -1)[0][:, 1:])),
+        mlp(),
+        ["S_6"],
+    ),
+    "sorted": (lambda m, x: m.o(m.a(x).sort(-1)[0]), mlp(), ["S_6"]),
+    "kthvalue": (lambda m, x: m.o(m.a(x).relu() - m.a(x).kthvalue(2, -1, keepdim=True)[0]), mlp(), ["S_6"]),
+    "places are read": (lambda m, x: m.o(m.a(x).relu() + m.a(x).max(1, keepdim=True)[1]), mlp(), []),
+    "index_add": (
+        lambda m, x: m.o(torch.zeros(2, 6, dtype=x.dtype).index_add_(0, torch.tensor([0, 1, 0]), m.a(x).relu())),
+        mlp(),
+        ["S_6 ⋉ (R₊)^6"],
+    ),
+    "scatter_add": (
+        lambda m, x: m.o(m.a(x).relu().scatter_add(0, torch.tensor([[0], [1], [0]]).expand(3, 6), m.a(x))),
+        mlp(),
+        ["S_6 ⋉ (R₊)^6"],
+    ),
+    "a part is scattered": (
+        lambda m, x: m.o(m.a(x).scatter(0, torch.tensor([[0], [1]]).expand(2, 3), m.a(x).relu())),
+        mlp(),
+        [],
+    ),
+    "the largest of what is scattered": (
+        lambda m, x: m.o(
+            m.a(x).scatter_reduce(0, torch.tensor([[0], [1], [0]]).expand(3, 6), m.a(x).tanh().relu(), "amax")
+        ),
+        mlp(),
+        ["S_6"],
+    ),
+    "a rotation of complex numbers": (
+        lambda m, x: m.o(
+            torch.view_as_real(
+                torch.view_as_complex(m.a(x).view(3, 3, 2)) * torch.polar(torch.ones_like(x[:, :1]), x[:, :1])
+            ).flatten(1)
+        ),
+        mlp(),
+        ["S_3 ⋉ (R*)^3"],
+    ),
+    "a Fourier transform of the rows": (
+        lambda m, x: m.o(torch.fft.irfft(torch.fft.rfft(m.a(x), dim=0).conj(), n=3, dim=0).relu()),
+        mlp(),
+        ["S_6 ⋉ (R₊)^6"],
+    ),
+    "a Fourier transform of the units": (lambda m, x: m.o(torch.fft.fft2(m.a(x)).imag), mlp(), []),
+    "the angle of a complex number": (
+        lambda m, x: m.o(torch.complex(m.a(x), m.a(x).relu()).angle()),
+        mlp(),
+        ["S_6"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OPS)
+def test_ops(case: str) -> None:
+    forward, parts, expected = OPS[case]
+    assert groups(held(Net(forward, **copy.deepcopy(parts)), torch.randn(ROWS))) == expected
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode: str) -> None:
+    net = Net(lambda m, x: m.o(m.e(x).relu()), e=nn.EmbeddingBag(9, 6, mode=mode), o=LINEAR(6, 2))
+    assert groups(held(net, torch.randint(0, 9, (3, 4)))) == ["S_6 ⋉ (R₊)^6"]
+
+
+# -- what a forward leaves in attributes -------------------------------------------------------------------------------
+
+
+def _remember(m: Any, x: Tensor) -> Tensor:
+    m.last = [m.a(x).relu()]
+    return m.o(m.last[0])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize("old_norm", [False, True])
+def test_models_that_keep_a_tensor_of_their_last_forward(old_norm: bool) -> None:
+    net = Net(_remember, **mlp())
+    if old_norm:
+        nn.utils.weight_norm(net.a)
+    x = torch.randn(ROWS)
+    net(x).sum().backward()
+    kept = net.last[0]
+    sym = held(net, x)
+    assert len(sym.wires) == 1
+    assert sym.certify(net, x).ok
+    assert it.equivalent(net, sym.act(sym.random(), net), x, tol=1e-4) is not None
+    assert net.last[0] is kept
+
+
+def test_what_cannot_be_copied_is_refused_in_words() -> None:
+    net = Net(lambda m, x: m.o(m.a(x).relu()), **mlp())
+    vars(net)["stream"] = (number for number in range(3))
+    with pytest.raises(it.errors.InputError, match="Net cannot be copied"):
+        it.symmetry(net, torch.randn(ROWS))
+
+
+@pytest.mark.parametrize("trials", [0, -2])
+def test_a_certificate_over_nothing_is_refused(trials: int) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
+    with pytest.raises(InputError, match=f"over {trials} random elements was asked for; without one it shows nothing"):
+        it.symmetry(model, x).certify(model, x, trials=trials)
+
+
+@pytest.mark.parametrize(
+    "verb", [it.fold, it.complexity, lambda m, x: it.align(m, m, x), lambda m, x: it.merge([m, m], x)]
+)
+def test_every_verb_copies_models_that_keep_an_activation(verb: Any) -> None:
+    """`copy.deepcopy` refuses a tensor that hangs on a graph."""
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.randn(2, 3)
+    model.last = model(x)
+    verb(model, x)
