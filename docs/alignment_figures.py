@@ -14,9 +14,11 @@ import torch
 mpl.use("svg")
 import matplotlib.pyplot as plt
 from figures import IMAGES, STEADY
+from matplotlib.figure import Figure
 
 import intertwine as it
-from intertwine.align.correlations import matched_correlations
+from intertwine.align.correlations import MatchedCorrelations, matched_correlations
+from intertwine.features.pictures import put_title
 
 WIDTHS = (64, 64, 64, 10)
 
@@ -33,7 +35,18 @@ def draw(folder: Path) -> None:
         _summary(a, b, moved, test, folder / "alignment.svg")
         before, after = (matched_correlations(a, m, test, x) for m in (b, moved))
         figure = after.plot(before)
+        _explain(figure, after)
         figure.savefig(folder / "matching.svg", format="svg", metadata={"Date": None})
+
+
+def _explain(figure: Figure, found: MatchedCorrelations) -> None:
+    """Say which layer a panel is of, and why some units have no colour."""
+    for axes in figure.axes[:-1]:
+        wire, _, mean = axes.get_title().partition("\n")
+        axes.set_title(f"hidden layer {wire}, {mean}", fontsize=8)
+    dead = "; ".join(f"{len(wire.dead[0])} and {len(wire.dead[1])} in hidden layer {wire.wire}" for wire in found.wires)
+    blank = f"Blank rows and columns: units that do not vary, {dead}."
+    put_title(figure, f"{blank} Pale ones: units like none of the other network.", 9)
 
 
 def _summary(a: torch.nn.Module, b: torch.nn.Module, moved: torch.nn.Module, test: list, path: Path) -> None:

@@ -53,6 +53,8 @@ MEASURED = {
     "prune-gamma-across": ("prune, BatchNorm γ", "#c2410c", "^--"),
     "prune-l1": ("prune, L1", "#a0aec0", "^--"),
 }
+#: Where the axis of right answers begins, in percent.
+LEAST = 60
 #: What the paper prints for VGG-16: parameters left and accuracy, in percent.
 PRINTED = (23.03, 91.78)
 
@@ -100,7 +102,9 @@ def methods(models: Mapping[str, torch.nn.Module], data: Any, x: torch.Tensor) -
         whole = (100.0, 100 * right_answers(model, test))
         for label, (colour, style, smaller, knob, values) in lines.items():
             points = sorted([whole, *(_point(smaller(model, x, **{knob: value}), test) for value in values)])
-            axes.plot(*zip(*points, strict=True), style, markersize=3.5, color=colour, label=label)
+            # rings, so that the methods under it are seen, and it above them
+            ring: dict[str, Any] = {"markersize": 7, "markerfacecolor": "none", "zorder": 4} if label == "fold" else {}
+            axes.plot(*zip(*points, strict=True), style, color=colour, label=label, **({"markersize": 3.5} | ring))
         axes.set(xlabel="parameters left, %", xlim=(0, 102), ylim=(0, 100))
         axes.set_title(title, loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
@@ -114,22 +118,25 @@ def methods(models: Mapping[str, torch.nn.Module], data: Any, x: torch.Tensor) -
 def measured(rows: list[dict[str, Any]]) -> Any:
     """Accuracy against parameters of the networks that bench/fold.py measured, a panel each."""
     kinds = list(dict.fromkeys((row["architecture"], row["weight_decay"]) for row in rows))
-    figure, panels = plt.subplots(1, len(kinds), figsize=(12.6, 4.6), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(1, len(kinds), figsize=(9.6, 4.2), sharey=True, squeeze=False)
+    low = {m for m in MEASURED if all(100 * r["accuracy"] < LEAST for r in rows if r["method"] == m)}
     for axes, kind in zip(panels[0], kinds, strict=True):
         of = [row for row in rows if (row["architecture"], row["weight_decay"]) == kind and "failed" not in row]
         for method, (label, colour, style) in MEASURED.items():
             points = sorted((100 * r["parameters_share"], 100 * r["accuracy"]) for r in of if r["method"] == method)
             across, up = zip(*points, strict=True) if points else ((), ())
-            axes.plot(across, up, style, markersize=3, color=colour, label=label)
+            name = f"{label}: below {LEAST} % everywhere" if method in low else label
+            axes.plot(across, up, style, markersize=3, color=colour, label=name)
         if kind[0].startswith("vgg16"):
             axes.plot(*PRINTED, "*", color="black", markersize=11, label="printed for VGG-16")
-        axes.axhline(100 * next(r["accuracy"] for r in of if r["method"] == "none"), color="0.8", linewidth=0.8)
-        axes.set(xlabel="parameters left, %", xlim=(0, 100), ylim=(60, 96))
-        axes.set_title(f"{kind[0]}, weight decay {kind[1]:g}", loc="left", fontsize=11)
+        whole = 100 * next(r["accuracy"] for r in of if r["method"] == "none")
+        axes.axhline(whole, color="0.6", linewidth=0.8, label="the whole network")
+        axes.set(xlabel="parameters left, %", xlim=(0, 100), ylim=(LEAST, 96))
+        axes.set_title(f"{kind[0]}, weight decay {kind[1]:g}", loc="left", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("right answers, %")
-    figure.tight_layout(rect=(0, 0.13, 1, 1))
-    figure.legend(*panels[0][0].get_legend_handles_labels(), frameon=False, ncols=5, loc="lower center", fontsize=9)
+    figure.tight_layout(rect=(0, 0.2, 1, 1))
+    figure.legend(*panels[0][0].get_legend_handles_labels(), frameon=False, ncols=3, loc="lower center", fontsize=9)
     plt.close(figure)
     return figure
 

@@ -25,7 +25,7 @@ from figures import IMAGES, STEADY
 from inspection_tables import RESULTS, read_rows
 
 import intertwine as it
-from intertwine.features.pictures import new_figure
+from intertwine.features.pictures import new_figure, put_title
 from intertwine.inspect.dissection import Dissection
 from intertwine.inspect.grids import draw_images, scaled_image, scaled_map
 from intertwine.inspect.rotation import haar, planes
@@ -189,7 +189,10 @@ def penalty(folder: Path) -> None:
     train, test = (list(data.batches(split, 100)) for split in ("train", "test"))
     found = rotation_penalty(digits_network(train), ["0", "3"], train, test, seeds=range(10), epochs=30, rate=1e-2)
     print(found)
-    save(found.plot(), folder, "penalty")
+    figure = found.plot()
+    figure.axes[0].set_xticklabels(["first convolution", "second convolution"])
+    put_title(figure, "What a transform costs once the layers behind it are trained again")
+    save(figure, folder, "penalty")
 
 
 def draw(folder: Path, zoo: Path) -> None:

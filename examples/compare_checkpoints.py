@@ -18,6 +18,7 @@ from digit_classifier import accuracy, digits, example_inputs, out_folder, resto
 
 import intertwine as it
 from intertwine.align.correlations import matched_correlations
+from intertwine.features.pictures import write_cells
 
 files = train_checkpoints(Path(tempfile.mkdtemp()), count=2)
 a, b = (restore(file) for file in files)
@@ -64,7 +65,12 @@ found = it.compare(a, b, test, layers, ["linear_cka", "relu_procrustes"])
 for layer in layers:
     values = (found.result(layer, layer, measure).value for measure in found.measures)
     print(f"{layer:8}", *(f"{value:.2f}" for value in values))
-found.plot("linear_cka").savefig(out_folder() / "compare_checkpoints.png", dpi=150)
+picture = found.plot("linear_cka")
+axes = picture.axes[0]
+axes.images[0].set_clim(0.7, 1)
+axes.set(xlabel="network b", ylabel="network a")
+write_cells(axes)
+picture.savefig(out_folder() / "compare_checkpoints.png", dpi=150)
 
 # %% [markdown]
 # ## Unit by unit

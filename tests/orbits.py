@@ -82,6 +82,29 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] 
 }
 
 
+def told_apart_late() -> Net:
+    """ReLU, tanh and ReLU, no biases. The order of the tanh units is seen before their signs can be.
+
+    Units of layer a look alike from the input, those of layer c from the output. The tanh units between differ by the
+    size of what they send out; with their order known those of layer a differ, then their signs can be read, and only
+    these tell the units of the last layer apart.
+    """
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.d(F.relu(m.c(torch.tanh(m.b(F.relu(m.a(x)))))))
+
+    signs = [[1, 1, 1], [1, -1, 1], [1, 1, -1], [-1, 1, 1], [-1, -1, 1]]
+    weights = {
+        "a": torch.tensor([[1, 2]] * 3),
+        "b": torch.tensor([[1, 2, -3], [-2, 3, 1], [3, -1, 2]]),
+        "c": torch.tensor(signs) * torch.tensor([1, 2, 3]),
+        "d": torch.ones(2, 5),
+    }
+    net = Net(forward, **{name: nn.Linear(w.shape[1], w.shape[0], bias=False) for name, w in weights.items()}).double()
+    net.load_state_dict({f"{name}.weight": w for name, w in weights.items()})
+    return net
+
+
 def made(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Made:
     """A network with random weights everywhere, norms and their statistics included, and its inputs."""
     torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
 from itertools import pairwise, permutations
 from typing import Any
 
@@ -50,6 +51,45 @@ def network(name: str) -> tuple[nn.Module, Symmetry, tuple[Tensor, ...]]:
 
 def assert_identity(sym: Symmetry, element: Element, *parts: str) -> None:
     assert permutations_of(element, *parts).distance(sym.identity()) == 0
+
+
+# -- many heads --------------------------------------------------------------------------------------------------------
+
+
+def test_insides_are_looked_into_where_there_are_few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    strands = it.symmetry(heads(), torch.randn(2, 6, 5)).strands
+    base = next(s for s, strand in enumerate(strands) if strand.size == 3)
+    fibres = [s for s, strand in enumerate(strands) if strand.bases == (base,)]
+    module = import_module("intertwine.align.fits")
+    moving = module.Moving(strands, frozenset(range(len(strands))))
+    assert len(fibres) == 2
+    assert [moving.inside(s) for s in (base, *fibres)] == [fibres, [], []]
+    assert module.Moving(strands, frozenset({base, fibres[0]})).inside(base) == fibres[:1]
+    assert module.Moving(strands, frozenset(fibres)).inside(base) == [], "heads that stay have no order to look for"
+    monkeypatch.setattr(module, "MOST_PAIRS", 8)
+    assert moving.inside(base) == []
+
+
+def test_too_many_heads_to_look_into_are_matched_by_sorted_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is inside heads is compared in sorted order, and put in order only when the heads have theirs."""
+    monkeypatch.setattr(import_module("intertwine.align.fits"), "MOST_PAIRS", 8)
+    torch.manual_seed(3)  # the best order of heads is another one than with a look inside
+    a, b = (heads().double().eval() for _ in range(2))
+    x = torch.randn(30, 6, 5, dtype=torch.float64)
+    options = {"cost": "inner", "signs": False}
+    found = align(a, b, x[:2], method="activations", data=[(x, None)], options=options)
+    kinds = list(zip(*(transformer_features(m, x) for m in (a, b)), strict=True))
+    value = sum(np.einsum("iue,jue->ij", np.sort(p, 1), np.sort(q, 1)) for p, q in kinds)
+    best = linear_sum_assignment(value, maximize=True)[1]
+    outer = found.element[next(w.name for w in found.symmetry.wires if not w.over and w.size == 3)].permutation
+    assert outer is not None
+    assert outer.tolist() == best.tolist()
+    for wire in (w for w in found.symmetry.wires if w.over):
+        inside = found.element[wire.name].permutation
+        p, q = kinds["v" in wire.name]
+        assert inside is not None
+        for i, j in enumerate(best):
+            assert inside[j].tolist() == linear_sum_assignment(p[i] @ q[j].T, maximize=True)[1].tolist()
 
 
 # -- planted -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import copy
 from functools import cache
 from itertools import permutations
 
+import jaxtyping
 import pytest
 import torch
 from digit_networks import IMAGE, digits, perceptrons
@@ -196,3 +197,18 @@ def test_tied_weights_stay_tied_in_a_mean() -> None:
     assert mean.get_parameter("a.weight") is mean.get_parameter("b.weight")
     wanted = (tied(0).get_parameter("a.weight") + tied(1).get_parameter("a.weight")) / 2
     torch.testing.assert_close(mean.get_parameter("a.weight"), wanted)
+
+
+def test_one_network_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    with pytest.raises(it.InputError, match=r"Put them into a list: align_many\(\[a, b\], x\)"):
+        it.align_many(net, net, torch.zeros(1, 3))  # pyrefly: ignore
+
+
+def test_tables() -> None:
+    pytest.importorskip("polars")
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    twin, x = copy.deepcopy(net), torch.zeros(1, 3)
+    one, many = it.align(net, twin, x), it.align_many([net, twin], x)
+    assert (one.to_frame().height, many.to_frame()["objective"].to_list()) == (len(one.history), list(many.history))

@@ -87,6 +87,30 @@ def network(name: str) -> tuple[nn.Module, Symmetry]:
     return model, it.symmetry(model, inputs(), continuous=True)
 
 
+# -- queries -----------------------------------------------------------------------------------------------------------
+
+
+def test_queries_that_share_a_key_are_ordered_by_what_they_ask() -> None:
+    """What heads give out is alike, so queries and keys alone tell one query head from another."""
+    torch.manual_seed(0)
+    a = shaken(grouped()).double()
+    with torch.no_grad():
+        for name in ("v.weight", "v.bias"):
+            values = a.get_parameter(name).unflatten(0, (2, 4))
+            values[1] = values[0]
+        out = a.get_parameter("o.weight").unflatten(1, (6, 4))
+        out[:, 1:] = out[:, :1].clone()
+    sym = it.symmetry(a, IDS, continuous=True)
+    heads = next(i for i, s in enumerate(sym.strands) if s.permutes and not s.bases)
+    for seed in range(3):
+        shuffle = sym.random(seed).only(*(s.name for i, s in enumerate(sym.strands) if heads in (i, *s.bases)))
+        weights = weights_of(sym, sym.folded(a)), weights_of(sym, sym.act(shuffle, a))
+        pair = Pair(sym, *weights, range(len(sym.wires)))
+        before = pair.objective
+        assert match_heads(pair, heads)
+        assert pair.objective < 1e-20 * before
+
+
 # -- planted -----------------------------------------------------------------------------------------------------------
 
 

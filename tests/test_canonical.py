@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from fuzz_networks import build, random_network
 from networks import Net, edited, parameter
-from orbits import ACTIVATIONS, KINDS, check_canonical, distance, made, mlp, symmetry_of
+from orbits import ACTIVATIONS, KINDS, check_canonical, distance, made, mlp, symmetry_of, told_apart_late
 from test_check_group import CASES, attention, grouped, recurrent, rows, tokens
 from torch import Tensor, nn
 
@@ -23,6 +23,16 @@ from intertwine.symmetry.symmetry import Symmetry
 def with_symmetry(kind: str, dtype: torch.dtype = torch.float64) -> tuple[Symmetry, nn.Module, tuple[Any, ...]]:
     model, inputs = made(kind, dtype)
     return symmetry_of(kind), model, inputs
+
+
+# -- told apart late ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["lexicographic", "nodesort"])
+def test_units_that_only_signs_tell_apart_wait_for_the_signs(order: str) -> None:
+    net = told_apart_late()
+    x = torch.randn(3, 2, dtype=torch.float64)
+    check_canonical(it.symmetry(net, x), net, x, order=order)
 
 
 # -- every kind of network ---------------------------------------------------------------------------------------------

@@ -270,9 +270,7 @@ def test_a_certificate_too_large_for_the_machine(run: Inspect, monkeypatch: pyte
     assert run("{nets}:mlp", "--no-certify")[0] == 0
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["fly"], ["inspect"], ["inspect", "a", "--trials", "0"], ["demo", "--in", "x"]]
-)
+@pytest.mark.parametrize("arguments", [["fly"], ["inspect"], ["inspect", "a", "--trials", "0"], ["demo", "--in", "x"]])
 def test_a_malformed_command_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(arguments)
@@ -336,3 +334,57 @@ def test_a_library_model_end_to_end(run: Inspect) -> None:
     assert code == 0
     assert out.startswith("timm:test_resnet · ")
     assert "✓ certified" in out
+
+
+# -- what was not understood -------------------------------------------------------------------------------------------
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, usage in (([], "usage: intertwine [-h]"), (["zoo"], "usage: intertwine zoo [-h]")):
+        assert main(words) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith(usage)
+        assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "text"),
+    [
+        (["inpsect"], "usage: intertwine [-h]", "there is no 'inpsect'. Did you mean inspect"),
+        (["inspect", "a", "--frozn"], "usage: intertwine inspect", "not understood: --frozn. Did you mean --frozen"),
+        (["inspect", "a", "b"], "usage: intertwine inspect", "not understood: b."),
+        (["inspect", "a", "--trials", "x"], "usage: intertwine inspect", "'x' is not a whole number; write one"),
+        (["fold", "a", "--floor", "x"], "usage: intertwine fold", "'x' is not a number; write one such as 0.5"),
+        (["fold", "a", "--floor", "nan"], "usage: intertwine fold", "nan is not a finite number"),
+    ],
+)  # fmt: skip
+def test_mistyped_lines(words: list[str], usage: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    complaint = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert complaint.startswith(usage)
+    assert text in complaint
+
+
+def test_a_picture_of_another_kind_is_refused(run: Inspect, tmp_path: Path) -> None:
+    code, _, complaint = run("{nets}:mlp", "--svg", str(tmp_path / "wires.png"))
+    assert code == 2
+    assert "wires.png. Choose a name that ends in .svg." in complaint
+    assert not (tmp_path / "wires.png").exists()
+    assert f"\nwrote {tmp_path / 'wires.svg'}\n" in run("{nets}:mlp", "--svg", str(tmp_path / "wires.svg"))[1]
+
+
+def test_what_a_file_prints_does_not_get_between_the_json(run: Inspect, tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(FILE + 'print("imported")\n')
+    code, said, err = run(f"{tmp_path / 'loud.py'}:mlp", "--json")
+    assert (code, err) == (0, "imported\n")
+    assert json.loads(said)["certificate"]["ok"]
+
+
+def test_a_text_is_no_checkpoint(run: Inspect, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Not weights\n")
+    code, _, complaint = run("{nets}:mlp", "--weights", str(tmp_path / "README.md"))
+    assert code == 2
+    assert "README.md is no checkpoint, or a damaged one: it is neither a safetensors file" in complaint
+    assert "run code" not in complaint

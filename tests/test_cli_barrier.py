@@ -202,7 +202,7 @@ def test_refusals(run: Run, zoo: str, batch_norm: list[str], capsys: pytest.Capt
     unlike = [batch_norm[0], batch_norm[0].replace(":normed", ":unlike")]
     for call, text in (
         ([a, b, "--points", "2"], "points must be at least 3: both ends and something between; found 2."),
-        ([a, b, "--reset"], "Statistics were to be reset, but the network has no BatchNorm layer"),
+        ([a, b, "--reset"], "has no BatchNorm with running statistics. Leave it out."),
         ([a, b, "--plot", "line.pdf"], "Choose a name that ends in .svg or .png."),
         ([a, f"{zoo}:7"], "holds no network of seed 7"),
         ([a, batch_norm[0]], "The two networks differ: '1.weight' is float32 of shape (16, 64) in the first"),

@@ -160,6 +160,12 @@ def test_dedupe_keeps_to_its_tolerance(run: Run, folder: Path) -> None:
     [
         (["--dedupe", "{folder}/missing"], "missing, but it is no folder. Give a folder with files that end in"),
         (["--dedupe", "{folder}/empty"], "empty, but it holds no checkpoint. Give a folder with files that end in"),
+        (["--dedupe", "{folder}", "--out", "x"], "--out was given beside --dedupe, which compares checkpoints and"),
+        (["--dedupe", "{folder}", "--element", "x"], "--element was given beside --dedupe"),
+        (["--dedupe", "{folder}", "--order", "nodesort"], "--order was given beside --dedupe"),
+        (["--dedupe", "{folder}", "--tol", "-1"], "--tol -1 was asked for. It is a relative difference, 0 or more"),
+        (["--tol", "0.1"], "--tol 0.1 was given without --dedupe DIR"),
+        (["--base", "2"], "--base 2 was given, but the lexicographic order has none"),
         (["--order", "nodesort", "--base", "0.5"], "NodeSort needs a base above 1, 0.5 was given."),
         (["--out", "{folder}/a.safetensors/x"], "could not be written"),
     ],

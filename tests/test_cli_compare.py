@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import intertwine as it
@@ -23,7 +24,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_table(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", f"{zoo}:0", f"{zoo}:3", "--measure", "linear_cka", "--measure", "cca"]) == 0
     out = capsys.readouterr().out
-    assert "Comparison(6 × 6 layers by linear_cka, cca, 360 samples, channels)" in out
+    assert ": 6 × 6 layers by linear_cka, cca, 360 samples, channels\n" in out
     assert "\nlinear_cka\n" in out
     assert "1.000" in out
 
@@ -78,12 +79,33 @@ def test_images_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["{zoo}:1", "{zoo}:0"], "holds no network of seed 1; it holds (0, 3)"),
         (["{zoo}:first", "{zoo}:0"], "Give its seed, such as"),
-        (["{zoo}", "{zoo}:0"], "ZOO_FOLDER:SEED"),
-        (["{zoo}:0", "{zoo}:0", "--measure", "cka"], "'cka' was asked for, but there is none"),
+        (["{zoo}", "{zoo}:0"], "which is a zoo of 2 networks. Write {zoo}:0 for the one of seed 0"),
+        (
+            ["{zoo}:0", "{zoo}:0", "--measure", "cka"],
+            "'cka' was asked for, but there is none of that name. Did you mean rbf_cka, relu_cka, linear_cka",
+        ),
         (["{zoo}:0", "{zoo}:0", "--layer", "9"], "'9'"),
         (["{zoo}:0", "{zoo}:0", "--data", "didgits"], "Did you mean digits?"),
     ],
 )
 def test_errors(zoo: str, call: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *(part.format(zoo=zoo) for part in call)]) == 2
-    assert text in capsys.readouterr().err
+    assert text.format(zoo=zoo) in capsys.readouterr().err
+
+
+def test_images_of_another_size_name_the_data_set(zoo: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    for name in ("train/a", "train/b", "test/a", "test/b"):
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("L", (5, 5), i * 9).save(folder / name / f"{i}.png")
+    for command in ("compare", "align"):
+        assert main([command, f"{zoo}:0", f"{zoo}:3", "--data", f"folder:{folder}"]) == 2
+        complaint = capsys.readouterr().err
+        assert "choose a data set that it can read by --data, such as digits, which it learnt on." in complaint
+        assert "--input" not in complaint
+
+
+def test_a_heat_map_of_another_kind_is_refused(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", f"{zoo}:0", f"{zoo}:0", "--svg", "map.png"]) == 2
+    assert "map.png. Choose a name that ends in .svg." in capsys.readouterr().err

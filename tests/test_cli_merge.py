@@ -111,7 +111,9 @@ def test_every_network_is_scored_on_test_images(run: Run, zoo: str, tmp_path: Pa
     expected = it.merge(it.zoo.load(zoo)[:2], torch.zeros(1, 1, 8, 8))
     assert found["after"] == pytest.approx(expected.after, rel=1e-6)
     assert found["after"] < found["before"]
-    assert found["notes"] == [n for n in found["notes"] if n.startswith("The merged network is worse than every")]
+    assert found["notes"] == [
+        n for n in found["notes"] if n.startswith("The loss of the merged network is larger than that of every")
+    ]
 
     said = run(*call)[1]
     rows = [line.split() for line in said.splitlines()]
@@ -125,7 +127,7 @@ def test_the_plain_mean_is_not_listed_twice(run: Run, zoo: str) -> None:
     said = run(f"{zoo}:0", f"{zoo}:1", "--data", "digits", "--method", "none")[1]
     assert "\nmerged " in said
     assert "plain mean" not in said
-    assert "The merged network is worse than every given one: loss" in said
+    assert "The loss of the merged network is larger than that of every given one: " in said
 
 
 def test_what_is_learnt_is_learnt_on_training_images(run: Run, zoo: str, tmp_path: Path) -> None:
@@ -213,3 +215,17 @@ def test_refusals(run: Run, zoo: str, words: list[str], text: str) -> None:
     assert (code, said) == (2, "")
     assert text in complaint
     assert re.match("intertwine: ", complaint)
+
+
+def test_the_plain_mean_stands_there_untouched_and_mended_alike(run: Run, zoo: str) -> None:
+    call = (f"{zoo}:0", f"{zoo}:1", "--data", "digits", "--repair", "repair", "--json")
+    scores = {one["name"]: one for one in json.loads(run(*call)[1])["scores"]}
+    assert list(scores)[:3] == ["merged", "plain mean", "plain mean, mended alike"]
+    a, b, _ = states(zoo)
+    plain = score(filled(zoo, {name: (a[name] + b[name]) / 2 for name in a}))
+    assert (scores["plain mean"]["loss"], scores["plain mean"]["error"]) == pytest.approx(plain, rel=1e-4)
+    alone = json.loads(run(*call, "--method", "none")[1])["scores"]
+    assert scores["plain mean, mended alike"]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-6)
+    said = run(*call[:-1], "--method", "none")[1]
+    assert "plain mean " in said
+    assert "mended alike" not in said  # it is the merged one

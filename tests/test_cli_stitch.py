@@ -69,10 +69,10 @@ def test_the_table_of_places_and_families(run: Run, zoo: str) -> None:
     whole.append(by_hand_back(zoo))
     assert said.startswith(f"{zoo}:0 stitched into {zoo}:1\non 360 test images of digits, ")
     assert f"front network {whole[0]:.2%}, back network {whole[1]:.2%}\n" in said
-    assert "Stitches(4 stitches; penalty)\n" in said
+    assert "\n4 stitches; penalty\n" in said
     lines = [line.split() for line in said.splitlines()]
     (accuracy,) = [line[2] for line in lines if line[:2] == ["4", "lowrank:4"]]
-    (penalties,) = [line[1:] for line in lines if line[:1] == ["4"] and len(line) == 3]
+    (penalties,) = [line[1:] for line in lines if line[:1] == ["4"] and len(line) == 3 and line[1] != "stitches;"]
     assert float(penalties[1]) == pytest.approx(sum(whole) / 2 - float(accuracy[:-1]) / 100, abs=2e-4)
     assert next(line for line in lines if line[:2] == ["4", "lowrank:4"])[5] == "4"  # its rank
 
@@ -159,7 +159,7 @@ def test_many_stitches_are_told_as_a_table_alone(run: Run, monkeypatch: pytest.M
     monkeypatch.setattr(command, "MOST", 1)
     code, said, _ = run("--fit", "direct")
     assert code == 0
-    assert "Stitches(2 stitches; penalty)" in said
+    assert "\n2 stitches; penalty\n" in said
     assert "cross-entropy" not in said
 
 

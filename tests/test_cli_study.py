@@ -80,7 +80,7 @@ def test_failed_tasks_are_shown_and_give_exit_code_1(zoo: Path, tmp_path: Path, 
     code, out, _ = run(plan(tmp_path, zoo, FAILING), "--out", tmp_path / "s")
     assert code == 1
     (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
-    assert "At most 0 of" in line
+    assert "Fewer than one of" in line
 
 
 def test_bad_plans_are_refused_with_line_and_reason(zoo: Path, tmp_path: Path, run: Run) -> None:

@@ -13,6 +13,7 @@ from statistics import mean, stdev
 from threading import Thread
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from torch import nn
 from intertwine import zoo
 from intertwine.cli import main
 from intertwine.commands import zoo as command
+from intertwine.commands.progress import Bar
 from intertwine.commands.show import duration
 from intertwine.zoo.datasets.sources import SOURCES, Source
 from intertwine.zoo.manifest import read_manifest
@@ -74,7 +76,7 @@ def test_the_command_of_the_readme(tmp_path: Path) -> None:
     found = zoo.load(place)
     assert found.manifest.plan.architecture == {"name": "mlp", "options": {"widths": [64, 512, 10]}}
     lines = done.stdout.splitlines()
-    assert lines[0] == repr(found)
+    assert lines[0] == found.words()
     assert lines[1].split() == ["seed", "accuracy", "loss", "best", "epoch", "seconds", "file"]
     for line, record in zip(lines[2:6], found.records, strict=True):
         best = f"{record.best_accuracy:.2%} at {record.best_epoch}"
@@ -117,7 +119,7 @@ def test_the_same_command_again_does_nothing_new(run: Run, trained: Path) -> Non
     times = {file.name: file.stat().st_mtime_ns for file in trained.glob("[ms]*")}
     code, said, _ = run("train", "mlp", "--seeds", "0:3,7", *SMALL, "--out", trained)
     assert code == 0
-    assert "Zoo(4 networks: mlp on digits by plain" in said
+    assert "4 networks: mlp on digits by plain" in said
     assert {file.name: file.stat().st_mtime_ns for file in trained.glob("[ms]*")} == times
     code, said, err = run("train", "mlp", "--seeds", "0:3", "--epochs", "3", *SMALL[:2], "--out", trained)
     assert (code, said) == (2, "")
@@ -128,13 +130,13 @@ def test_training_as_json_prints_json_alone(run: Run, tmp_path: Path) -> None:
     code, said, _ = run("train", "mlp", "--seeds", "4", *SMALL, "--out", tmp_path / "zoo", "--json")
     assert code == 0
     record = read_manifest(tmp_path / "zoo").records[0]
-    network = {"seed": 4, "file": "seed4.safetensors", "accuracy": record.accuracy}
+    network = {"seed": 4, "file": "seed4.safetensors", "accuracy": record.accuracy, "loss": record.loss}
     assert json.loads(said) == {"folder": str(tmp_path / "zoo"), "networks": [network]}
 
 
 def test_the_bar_says_where_a_training_stands(monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr(command.Bar, "update", lambda bar, task, **fields: told.append(fields))
+    monkeypatch.setattr(Bar, "update", lambda bar, task, **fields: told.append(fields))
     run("train", "mlp", "--seeds", "0:3", "--together", "2", *SMALL, "--out", tmp_path)
     done = [fields["completed"] for fields in told]
     assert done == sorted(done)
@@ -167,7 +169,7 @@ def test_times_are_read_at_a_glance(seconds: float, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("0:3", [0, 1, 2]), (":2", [0, 1]), ("7", [7]), ("3,5,8", [3, 5, 8]), ("0:2,9,4:6", [0, 1, 9, 4, 5]), ("5:5", [])],
+    [("0:3", [0, 1, 2]), (":2", [0, 1]), ("7", [7]), ("3,5,8", [3, 5, 8]), ("0:2,9,4:6", [0, 1, 9, 4, 5])],
 )
 def test_seeds_as_they_are_written(text: str, found: list[int]) -> None:
     assert command.seeds(text) == found
@@ -201,7 +203,7 @@ def test_options_as_they_are_written(text: str, found: tuple[str, Any]) -> None:
         (["mlp", "--seeds", "a:b"], "The seeds 'a:b' were asked for. Write 0:32 for 32 seeds from 0, or 3,5,8."),
         (["mlp", "--seeds", "0:"], "The seeds '0:' were asked for."),
         (["mlp", "--seeds", "1,,2"], "The seeds '1,,2' were asked for."),
-        (["mlp", "--seeds", "5:5"], "A zoo of no seeds was asked for."),
+        (["mlp", "--seeds", "5:5"], "The seeds '5:5' were asked for, but there is none"),
         (["mlp", "--seeds", "1,1"], "Seeds are whole numbers from 0"),
         (["mlp", "--option", "widths"], "The option 'widths' was given. Write NAME=VALUE, such as width=64."),
         (["mlp", "--option", "=3"], "The option '=3' was given."),
@@ -237,10 +239,10 @@ def test_a_gpu_that_is_not_there(run: Run, trained: Path, tmp_path: Path) -> Non
         (["train"], "the following arguments are required: NAME, --out"),
         (["train", "mlp", "--out", "zoo", "--epochs", "0"], "0 is not 1 or more"),
         (["train", "mlp", "--out", "zoo", "--together", "-1"], "-1 is not 1 or more"),
-        (["train", "mlp", "--out", "zoo", "--select", "best"], "invalid choice: 'best'"),
+        (["train", "mlp", "--out", "zoo", "--select", "best"], "there is no 'best'. Did you mean best-on-test"),
+        (["train", "mlp", "--out", "zoo", "--rate", "x"], "'x' is not a number"),
         (["evaluate"], "the following arguments are required: DIR"),
-        ([], "the following arguments are required: COMMAND"),
-        (["forget"], "invalid choice: 'forget'"),
+        (["forget"], "there is no 'forget'. "),
     ],
 )
 def test_a_line_that_is_no_command(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,12 +257,12 @@ def test_a_training_that_is_stopped_by_hand(run: Run, tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(command.Bar, "update", stop)
+        patch.setattr(Bar, "update", stop)
         code, out, err = run("train", "mlp", "--seeds", "0:2", *SMALL, "--out", tmp_path)
     assert (code, out) == (130, "")
     assert "intertwine: stopped" in err
     code, out, _ = run("list", tmp_path)
-    assert (code, out.splitlines()[0]) == (0, f"Zoo(0 networks: mlp on digits by plain, in {tmp_path})")
+    assert (code, out.splitlines()[0]) == (0, f"0 networks: mlp on digits by plain, in {tmp_path}")
     code, _, err = run("evaluate", tmp_path)
     assert code == 2
     assert "none of its networks is finished. Train it first." in err
@@ -299,7 +301,7 @@ def test_a_zoo_is_listed(run: Run, trained: Path) -> None:
     code, said, err = run("list", trained)
     assert (code, err) == (0, "")
     lines = said.splitlines()
-    assert lines[0].startswith("Zoo(4 networks: mlp on digits by plain, accuracy ")
+    assert lines[0].startswith("4 networks: mlp on digits by plain, accuracy ")
     assert [line.split()[0] for line in lines[2:6]] == ["0", "1", "2", "7"]
     assert "in the manifest" not in said
     code, said, _ = run("list", trained, "--json")
@@ -312,7 +314,7 @@ def test_a_zoo_of_own_networks_is_listed_but_cannot_be_tested(run: Run, tmp_path
     zoo.train(own_network, seeds=[3], data="digits", out=tmp_path, epochs=1)
     code, said, _ = run("list", tmp_path)
     assert code == 0
-    assert "Zoo(1 network: " in said
+    assert "1 network: " in said
     assert "own_network on digits" in said
     assert "standard deviation" not in said  # of one number
     code, said, err = run("evaluate", tmp_path)
@@ -460,3 +462,34 @@ def test_a_refusal_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"intertwine: {tmp_path / 'nowhere'} was asked for as a zoo")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "mlp", "--out", "{new}", "--seeds", "3:1"], "The seeds '3:1' were asked for, but there is none"),
+        (["train", "mlp", "--out", "{new}", "--data", "imagefolder"], "Name it as folder:PATH"),
+        (
+            ["train", "mlp", "--out", "{new}", "--option", "widths=abc"],
+            "widths='abc' was asked for, but widths is a list",
+        ),
+        (["download", "foo"], "No data set is called 'foo'. There are mnist, fashion-mnist, cifar10."),
+    ],
+)
+def test_refusals_in_the_words_of_the_command_line(
+    run: Run, tmp_path: Path, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
+    code, out, err = run(*(word.format(new=tmp_path / "zoo") for word in words))
+    assert (code, out) == (2, "")
+    assert err.startswith("intertwine: ")  # no empty line before it, where there is no terminal
+    assert said in err
+
+
+def test_evaluation_stands_beside_the_manifest(run: Run, tmp_path: Path) -> None:
+    run("train", "mlp", "--seeds", "0", *SMALL, "--out", tmp_path)
+    record = read_manifest(tmp_path).records[0]
+    (row,) = json.loads(run("evaluate", tmp_path, "--json")[1])["networks"]
+    assert row["manifest"] == {"accuracy": record.accuracy, "loss": record.loss}
+    assert (row["accuracy"], row["loss"]) == pytest.approx((record.accuracy, record.loss), rel=1e-4)
+    assert zoo.load(tmp_path).to_rows()[0]["accuracy"] == record.accuracy

@@ -214,3 +214,31 @@ def test_errors() -> None:
         it.compare(net(0), net(1), batches(), LAYERS, [])
     with pytest.raises(InputError, match=r"conv9.*Did you mean"):
         it.compare(net(0), net(1), batches(), ["conv9"])
+
+
+def test_a_measure_by_its_name_alone() -> None:
+    net, data = torch.nn.Sequential(torch.nn.Linear(3, 4)), [(torch.randn(9, 3), None)]
+    assert it.compare(net, net, data, measures="cca").measures == ("cca",)
+
+
+def test_a_layer_there_is_not_is_told_with_its_network() -> None:
+    net, data = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), [(torch.randn(9, 3), None)]
+    with pytest.raises(it.InputError, match=r"'zz' was asked for, but the first network has .* There are 0, 1\. "):
+        it.compare(net, net, data, "zz")
+    with pytest.raises(it.InputError, match=r"'zz' was asked for, but the second network has no module"):
+        it.compare(net, net, data, "0", layers_b=["zz"])
+
+
+def test_a_whole_data_set_is_no_batches() -> None:
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.Linear(4, 2))
+    data = it.zoo.data("digits")
+    x = torch.zeros(1, 1, 8, 8)
+    calls = (
+        lambda: it.compare(net, net, data),
+        lambda: it.barrier(net, net, data),
+        lambda: it.barrier(net, net, data, scales=True),
+        lambda: it.align(net, net, x, method="activations", data=data),
+    )
+    for call in calls:
+        with pytest.raises(it.InputError, match=r'found Dataset. Pass one part of it: data.batches\("test"\)'):
+            call()

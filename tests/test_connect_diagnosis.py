@@ -322,6 +322,16 @@ def test_statistics_are_compared_with_both_ends() -> None:
     assert meter.result().statistics == pytest.approx(1, rel=1e-12)
 
 
+@pytest.mark.parametrize("still", range(3))
+def test_statistics_have_no_figure_where_one_of_the_three_never_varies(still: int) -> None:
+    meter = HealthMeter([torch.ones(1)] * 3)
+    inputs = [torch.randn(20, 1) for _ in range(3)]
+    inputs[still] = torch.ones(20, 1)
+    meter.add(*(x.double() for x in inputs))
+    meter.hear(*inputs)
+    assert meter.result().statistics is None
+
+
 def test_layers_that_never_vary_have_no_figures() -> None:
     a = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     with torch.no_grad():

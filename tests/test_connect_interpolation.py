@@ -2,7 +2,9 @@
 
 import copy
 import re
+from typing import Any, cast
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
@@ -167,3 +169,10 @@ def test_lazy_layers_are_refused() -> None:
     lazy = nn.LazyLinear(3)
     with pytest.raises(InputError, match="'weight' belongs to a lazy layer without weights"):
         it.interpolate(lazy, lazy, 0.5)
+
+
+def test_a_t_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    net: Any = nn.Linear(2, 2)
+    with pytest.raises(it.InputError, match=r"t must be a finite number.*found 'x'"):
+        it.interpolate(net, net, cast(Any, "x"))

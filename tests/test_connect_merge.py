@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from digit_networks import IMAGE, accuracy, digits, loss, normed_convolutions, perceptrons
@@ -140,7 +141,8 @@ def test_scores_and_what_they_say() -> None:
         assert score.error == pytest.approx(1 - accuracy(network))
     assert found.scores[0].loss < found.scores[1].loss
     (note,) = found.notes
-    assert re.fullmatch(r"The merged network is worse than every given one: loss 0\.\d+, error 0\.\d+ against .*", note)
+    start = "The loss of the merged network is larger than that of every given one: "
+    assert re.fullmatch(re.escape(start) + r"0\.\d+ against 0\.\d+ to 0\.\d+\. Its error is 0\.\d+, against.*", note)
     assert f"{found.scores[0].loss:.4g}" in note
     stored = found.to_dict()
     assert stored["scores"][0] == {"name": "merged", "loss": found.scores[0].loss, "error": found.scores[0].error}
@@ -155,7 +157,10 @@ def test_a_merge_worse_than_the_plain_mean_says_so() -> None:
     data = [(x, a(x))]
     found = merge([a, b], data=data, method="sorted", loss=lambda y, t: (y - t).square().mean())
     assert found.scores[0].loss > found.scores[1].loss
-    assert any(note.startswith("The merged network is worse than the plain mean: loss") for note in found.notes)
+    assert any(
+        note.startswith("The loss of the merged network is larger than that of the plain mean: ")
+        for note in found.notes
+    )
     kept = merge([a, b], data=data, loss=lambda y, t: (y - t).square().mean())
     assert not any("plain mean" in note for note in kept.notes)
 
@@ -304,3 +309,19 @@ def test_options_that_nothing_reads_are_refused(method: str) -> None:
     models = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)) for _ in range(2)]
     with pytest.raises(it.InputError, match=f"'{method}' searches for nothing and has no options; found"):
         it.merge(models, torch.zeros(1, 3), method=method, options={"relative": True})
+
+
+def test_a_repair_is_scored_beside_both_plain_means() -> None:
+    models, (_, test) = perceptrons(64, 32, 32, 10)[:2], digits()
+    found = merge(models, data=test, repair="repair")
+    assert [s.name for s in found.scores][:3] == ["merged", "plain mean", "plain mean, mended alike"]
+    assert found.scores[1].loss == pytest.approx(loss(merge(models, method="none").model), rel=1e-5)
+    mended = merge(models, data=test, method="none", repair="repair", check=False).model
+    assert found.scores[2].loss == pytest.approx(loss(mended), rel=1e-5)
+
+
+def test_one_network_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
+    a, b = perceptrons(64, 16, 10)[:2]
+    with pytest.raises(it.InputError, match=r"one Sequential was given. Put them into a list: merge\(\[a, b\], x\)"):
+        merge(a, b, IMAGE)  # pyrefly: ignore

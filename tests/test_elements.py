@@ -457,6 +457,21 @@ def test_an_optimizer_is_not_moved_through_a_fold() -> None:
         sym.act_on_optimizer(sym.identity(), optimizer, net)
 
 
+def test_negative_weights_of_a_norm_are_folded_into_what_reads_them_and_zeros_are_refused() -> None:
+    net = nn.Sequential(nn.Linear(3, 6, bias=False), nn.RMSNorm(6), nn.Linear(6, 4)).double()
+    weight, x = net.get_parameter("1.weight"), torch.randn(5, 3).double()
+    sym = it.symmetry(net, x, continuous=True)
+    with torch.no_grad():
+        weight.copy_(torch.tensor([1.0, -2.0, 3.0, -0.5, 0.7, -1.0]))
+    moved = sym.act(sym.random(seed=0), net)
+    assert torch.equal(moved.get_parameter("1.weight"), torch.ones(6).double())
+    assert torch.allclose(moved(x), net(x), atol=1e-12)
+    with torch.no_grad():
+        weight[2] = 0.0
+    with pytest.raises(it.InputError, match=r"'1\.weight' cannot be folded into its consumers \(it holds zeros"):
+        sym.act(sym.identity(), net)
+
+
 def test_squares_inside_a_length_are_no_features_that_move() -> None:
     class Square(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

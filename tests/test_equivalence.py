@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from fuzz_networks import build, random_network
 from networks import Net, edited
-from orbits import ACTIVATIONS, KINDS, check_equivalent, distance, made, mlp, noisy, symmetry_of
+from orbits import ACTIVATIONS, KINDS, check_equivalent, distance, made, mlp, noisy, symmetry_of, told_apart_late
 from torch import Tensor, nn
 
 import intertwine as it
@@ -23,6 +23,35 @@ from intertwine.symmetry.symmetry import Symmetry
 def found(kind: str, dtype: torch.dtype = torch.float64) -> tuple[Symmetry, nn.Module, tuple[Any, ...]]:
     model, inputs = made(kind, dtype)
     return symmetry_of(kind), model, inputs
+
+
+# -- what is read from where -------------------------------------------------------------------------------------------
+
+
+def test_units_are_paired_by_size_where_signs_are_not_known_yet() -> None:
+    net = told_apart_late()
+    sym = it.symmetry(net, torch.zeros(1, 2, dtype=torch.float64))
+    for seed in range(4):
+        moved = sym.act(sym.random(seed), net)
+        element = match(sym, weights_of(sym, net), weights_of(sym, moved))
+        assert distance(sym, net, sym.act(element, moved)) < 1e-12
+
+
+def test_scales_are_read_where_most_weights_tell_them() -> None:
+    """One weight into a unit is off by a fifth, 400 weights out of it by a hundredth each: the 400 know better."""
+    a = mlp(F.relu, (1, 4, 400), bias=False).double()
+    sym = it.symmetry(a, torch.zeros(1, 1, dtype=torch.float64))
+    scale, off = torch.tensor([[0.1, 0.5, 2.0, 7.0], [1.2, 0.8, 1.2, 0.8]], dtype=torch.float64)
+    b = edited(
+        a,
+        a__weight=lambda w: w * (scale * off)[:, None],
+        b__weight=lambda w: (w + 0.01 * w.std() * torch.randn_like(w)) / scale,
+    )
+    [move] = match(sym, weights_of(sym, a), weights_of(sym, b)).moves.values()
+    assert move.permutation is not None
+    assert move.scale is not None
+    assert move.permutation.tolist() == [0, 1, 2, 3]
+    assert (move.scale[0] * scale).log().abs().max() < 0.005
 
 
 # -- on the orbit ------------------------------------------------------------------------------------------------------

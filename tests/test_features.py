@@ -308,7 +308,7 @@ def test_patterns(layers: Any, expected: list[str]) -> None:
             "layer1.0.relu",
             ["'layer1.0.relu'", "no module of that path", "Did you mean .*layer1.0.relu1", "named_modules"],
         ),
-        ("stage*", ["'stage\\*'", "no module fits it", "one step of a path"]),
+        ("stage*", ["'stage\\*'", "no module of the model fits it", "one step of a path"]),
         ("fc@0", ["'fc@0'", "counted from 1"]),
         ("fc@2", ["'fc@2'", "called that module once", "call 1 or less"]),
         ([], ["layers must be module paths", "\\[\\]"]),

@@ -230,8 +230,8 @@ def test_random_inputs_that_are_no_pictures_are_white() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "either parameters .* or floor"),
-        ({"parameters": 0.5, "floor": 0.5}, "either parameters .* or floor"),
+        ({}, "neither was given"),
+        ({"parameters": 0.5, "floor": 0.5}, "both were given, parameters=0.5 and floor=0.5"),
         ({"parameters": 0}, "parameters=0 was asked for. It is a share"),
         ({"floor": 1.5, "held_out": []}, "floor=1.5 was asked for. It is an accuracy"),
         ({"floor": 0.5}, "without data to measure it on. Pass held_out"),
@@ -255,3 +255,14 @@ def test_nothing_to_fold_and_tokens_are_named() -> None:
     with pytest.raises(InputError, match=r"example inputs are int64 \(4, 5\).* pass batches of real inputs as data"):
         fold_to(words, tokens, parameters=0.5)
     assert fold_to(words, tokens, parameters=0.5, data=[(tokens, None)]).parameters.share <= 0.5
+
+
+def test_nothing_and_both_are_told_apart() -> None:
+    net, x = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 3)
+    with pytest.raises(InputError, match="how far to fold; neither was given"):
+        fold_to(net, x)
+    with pytest.raises(InputError, match=r"both were given, parameters=0\.5 and floor=0\.9"):
+        fold_to(net, x, parameters=0.5, floor=0.9)
+    with pytest.raises(InputError, match="Fewer than one of 50 parameters"):
+        fold_to(net, x, parameters=1e-4)
+    assert [row["after"] < row["before"] for row in fold_to(net, x, parameters=0.5).to_rows()] == [True]

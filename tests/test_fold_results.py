@@ -67,7 +67,7 @@ def test_nothing_to_fold_is_said() -> None:
     assert repr(folded) == "Fold(nothing to fold: weight: it is an axis of the model's output)"
     assert torch.equal(folded.model.weight, model.weight)  # type: ignore[arg-type]
     untouched = fold(net(), X, beta=1e-9)
-    assert "nothing was merged in 1 wires" in repr(untouched)
+    assert "nothing was merged in 1 wire:" in repr(untouched)
     assert torch.equal(untouched.model(X), net()(X))
 
 

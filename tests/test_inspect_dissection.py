@@ -279,7 +279,15 @@ def test_000_g73_scan_and_its_picture() -> None:
     assert scan.to_frame().height == len(scan.to_rows()) == 6
     assert "interpretable units by α: 0:" in repr(scan)
     both = draw_fractions({"with ReLU": scan.curve, "without": scan.curve}, {"without": 0.1})
-    assert [text.get_text() for text in both.axes[0].get_legend().get_texts()] == ["with ReLU", "without"]  # pyrefly: ignore
+    names = [text.get_text() for text in both.legends[0].get_texts()]
+    assert names == ["with ReLU", "without", "without, by chance"]
+
+
+def test_a_scan_goes_from_the_basis_of_the_network_to_that_of_the_rotation_where_nothing_is_said() -> None:
+    model, (x, masks) = network(), scene()
+    scan = rotation_scan(model, "relu", x, data(masks), null=0)
+    assert list(scan.curve) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert scan.dissections[0.0, 0].iou == pytest.approx(dissect(model, "relu", x, data(masks), null=0).iou, abs=1e-9)
 
 
 # -- Broden ------------------------------------------------------------------------------------------------------------

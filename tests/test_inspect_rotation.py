@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import scipy.linalg
@@ -130,3 +131,10 @@ def test_bad_input_of_rotations() -> None:
         planes(torch.diag(torch.tensor([1.0, -1.0])))
     with pytest.raises(InputError, match=r"square matrix; found \(2, 3\)"):
         check_rotation(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(("n", "alpha"), [(3, "a"), (3, [0, "a"]), ("3", 1)])
+def test_what_is_no_number(n: Any, alpha: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
+    with pytest.raises(InputError, match=r"alpha='a' of a rotation was asked for|rotation of '3' features"):
+        rotation(n, alpha, 0)

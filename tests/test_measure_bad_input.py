@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import isfinite
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -179,3 +180,17 @@ def test_a_name_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"registered as 'rsa', but intertwine\.measure\.rsa\.rsa holds that name"):
         registry.register(rsa)
     assert find("rsa").about != "not ours"
+
+
+def test_advice_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
+    x = torch.randn(9, 3)
+    with pytest.raises(it.InputError, match=r"no option 'scor'\. Did you mean score\? Its options: score\."):
+        it.measure(x, x, "soft_matching", scor="distance")
+    with pytest.raises(it.InputError, match=r"no option 'foo'\. It has no options: leave them out"):
+        it.measure(x, x, "linear_cka", foo=1)
+    with pytest.raises(it.InputError, match=r"Make it one: torch\.as_tensor\(x\)"):
+        it.measure(x.numpy(), x)  # pyrefly: ignore
+    with pytest.raises(it.InputError, match=r"For one feature per sample write x\[:, None\]"):
+        it.measure(x[:, 0], x)
+    assert max(len(repr(m)) for m in it.measures()) < 200

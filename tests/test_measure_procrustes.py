@@ -322,7 +322,8 @@ def test_soft_matching_brute_force(p: int, q: int) -> None:
 def test_soft_matching_both_solvers_agree(p: int, q: int, monkeypatch: pytest.MonkeyPatch) -> None:
     gain = normal(p, q)
     repeated = soft.transport(gain)
-    monkeypatch.setattr(soft, "REPEATED", 1)
+    monkeypatch.setattr(soft, "COPIES", 0)
+    monkeypatch.setattr(soft, "FEW", 1)
     program = soft.transport(gain)
     for plan in (repeated, program):
         assert torch.allclose(plan.sum(0), torch.full((q,), 1 / q).double(), atol=1e-14)
@@ -449,3 +450,20 @@ def test_few_samples_are_fast() -> None:
         nuclear = float(torch.linalg.svdvals(b.T @ a).sum())
     assert 0 < own.largest <= 100 * 1000 < other.largest
     assert value == pytest.approx(1 - np.sqrt(2 - 2 * nuclear) / 2, abs=1e-10)
+
+
+def test_nearly_equal_widths_take_no_assignment_of_thousands_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 features against 63, as one dead unit leaves them: 10 seconds as an assignment of 4,032 copies."""
+    gain = torch.randn(64, 63, dtype=torch.float64)
+    asked: list[int] = []
+    real = soft._repeated
+    monkeypatch.setattr(soft, "_repeated", lambda values, width: (asked.append(width), real(values, width))[1])
+    plan = soft.transport(gain)
+    assert not asked
+    torch.testing.assert_close(plan.sum(1), torch.full((64,), 1 / 64, dtype=torch.float64))
+    torch.testing.assert_close(plan.sum(0), torch.full((63,), 1 / 63, dtype=torch.float64))
+    small = torch.randn(6, 4, dtype=torch.float64)
+    soft.transport(small), soft.transport(gain[:, :32])
+    assert asked == [12, 64]
+    program = torch.from_numpy(soft._program(small.numpy()) / 12)
+    assert float((soft.transport(small) * small).sum()) == pytest.approx(float((program * small).sum()), abs=1e-12)

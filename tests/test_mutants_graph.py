@@ -1,4 +1,5 @@
-"""Graph and symmetry, where changed code went unnoticed: uneven padding, cropping, moved axes, patches, refinements."""
+"""Graph and symmetry, where changed code went unnoticed: uneven padding, cropping, moved axes, patches, refinements,
+heads that are axes of their own."""
 
 import math
 
@@ -85,7 +86,8 @@ def test_two_layers_read_in_two_ways_have_a_common_refinement(readings: tuple[tu
 
     def forward(m: Net, x: Tensor) -> Tensor:
         parts = zip((m.a, m.b), (m.p, m.q), readings, strict=True)
-        return m.head(sum((layer(x).view(-1, *sizes) + add).relu().flatten(1) for layer, add, sizes in parts).relu())
+        first, second = ((layer(x).view(-1, *sizes) + add).relu().flatten(1) for layer, add, sizes in parts)
+        return m.head((first + second).relu())
 
     p, q = (parameter(outer, 1) for outer, _ in readings)
     net = Net(forward, a=nn.Linear(3, 12), b=nn.Linear(3, 12), p=p, q=q, head=nn.Linear(12, 2))
@@ -97,6 +99,37 @@ def test_two_layers_read_in_two_ways_have_a_common_refinement(readings: tuple[tu
         f"(S_3)⁴ on {layers.format('')}",
     ]
     prove(net, torch.randn(4, 3), wires=wires)
+
+
+def test_running_variances_are_the_only_variances() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    roles = {slot.parameter: slot.role for wire in it.symmetry(net, torch.randn(2, 3)).wires for slot in wire.slots}
+    assert {name for name, role in roles.items() if role == "variance"} == {"1.running_var"}
+    assert len(roles) == 7
+
+
+def own_heads() -> Net:
+    """2 heads of 5 units that read 7 hidden ones; heads are axes of the parameters."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        inside = torch.einsum("bi,hdi->bhd", m.body(x).relu(), m.up).relu()
+        return torch.einsum("bhd,hdo->bo", inside, m.down)
+
+    return Net(forward, body=nn.Linear(3, 7), up=parameter(2, 5, 7), down=parameter(2, 5, 4))
+
+
+def test_orders_inside_heads_are_counted_for_each_head() -> None:
+    sym = it.symmetry(own_heads(), torch.randn(4, 3))
+    assert math.isclose(sym.log_order, math.log(math.factorial(7) * math.factorial(2) * math.factorial(5) ** 2))
+
+
+def test_heads_that_are_an_axis_of_their_own_have_each_its_own_order_inside() -> None:
+    wires = [
+        "S_7 ⋉ (R₊)^7 on body.weight[0], body.bias[0], up[2]",
+        "S_2 on up[0], down[0]",
+        "(S_5 ⋉ (R₊)^5)² on up[1], down[1]",
+    ]
+    prove(own_heads(), torch.randn(4, 3), wires=wires)
 
 
 def test_coverage_counts_positions_beside_channels_once() -> None:

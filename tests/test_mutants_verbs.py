@@ -21,6 +21,7 @@ from intertwine.measure.representation import represent
 from intertwine.report.study.curves import Dot
 from intertwine.report.study.similarity import _told
 from intertwine.stitch.batching import NotBySample, only_once, sample_axis
+from intertwine.stitch.recording import Recording
 from intertwine.stitch.statistics import Statistics
 from intertwine.study.working import peak_mib
 
@@ -28,15 +29,6 @@ from intertwine.study.working import peak_mib
 def network(seed: int, activation: nn.Module | None = None) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 6), activation or nn.ReLU(), nn.Linear(6, 2)).eval()
-
-
-def test_fingerprints_see_the_smallest_weight() -> None:
-    """Where nothing but order is free, weights are told bit by bit: 1e-9 is not 2e-9, although 1 + 1e-9 is 1."""
-    one, two = network(0, nn.GELU()), network(0, nn.GELU())
-    with torch.no_grad():
-        one.get_parameter("0.weight")[0, 0], two.get_parameter("0.weight")[0, 0] = 1e-9, 2e-9
-    x = torch.zeros(1, 3)
-    assert it.fingerprint(one, x) != it.fingerprint(two, x)
 
 
 def test_a_batch_of_three_parts_is_not_guessed_at() -> None:
@@ -50,6 +42,15 @@ def test_a_merge_tells_its_frame() -> None:
     told = it.merge([network(0), network(1)], torch.zeros(1, 3)).to_dict()
     assert told["frame"]["method"] == "weights"
     assert it.merge([network(0), network(1)], torch.zeros(1, 3), method="none").to_dict()["frame"] is None
+
+
+def test_fingerprints_see_the_smallest_weight() -> None:
+    """Where nothing but order is free, weights are told bit by bit: 1e-9 is not 2e-9, although 1 + 1e-9 is 1."""
+    one, two = network(0, nn.GELU()), network(0, nn.GELU())
+    with torch.no_grad():
+        one.get_parameter("0.weight")[0, 0], two.get_parameter("0.weight")[0, 0] = 1e-9, 2e-9
+    x = torch.zeros(1, 3)
+    assert it.fingerprint(one, x) != it.fingerprint(two, x)
 
 
 def test_five_directions_are_compared_where_nothing_is_said() -> None:
@@ -138,3 +139,18 @@ def test_what_depends_on_the_other_samples_has_no_axis_of_samples() -> None:
     for first, second in ((x, y), (y, x)):
         with pytest.raises(NotBySample, match="depends on the other samples"):
             sample_axis(first, second, x)
+
+
+def test_a_recorded_step_takes_batches_of_its_own_kind_alone() -> None:
+    """A recording on a GPU is made for one shape; whether a batch fits is asked before it is replayed."""
+    step = Recording(lambda call, targets: None, torch.device("cpu"))
+    step.held = [torch.zeros(4, 3), 2, torch.zeros(4)]
+    assert step._fits([torch.ones(4, 3), 2, torch.ones(4)])
+    others = (
+        [torch.ones(4, 3), 2],
+        [torch.ones(4, 3), 2, torch.ones(4), 1],
+        [torch.ones(3, 3), 2, torch.ones(3)],
+        [torch.ones(4, 3), 3, torch.ones(4)],
+        [torch.ones(4, 3), 2, torch.ones(4).long()],
+    )
+    assert not any(step._fits(other) for other in others)

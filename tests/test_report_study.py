@@ -21,7 +21,8 @@ from intertwine.report.study import page as page_module
 from intertwine.report.study.commands import Commands
 from intertwine.report.study.curves import gather
 from intertwine.report.study.entries import read
-from intertwine.report.study.lines import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axes, line_chart
+from intertwine.report.study.lines import HEIGHT, LEFT, LETTER, RIGHT, TOP, WIDTH, Axes, line_chart
+from intertwine.report.study.naming import duration
 from intertwine.report.study.page import study_page, write_study
 from intertwine.study.rows import COLUMNS, Row
 
@@ -143,16 +144,18 @@ def test_names_cannot_break_the_page() -> None:
 
 def test_overview_counts_tasks_time_and_failures() -> None:
     rows = study_records.records()
-    failed = study_records.failure()
+    failed = study_records.failure() | {"seconds": 9.0}
     text = made(rows, failures=[failed])
     tasks, empty = len({r["key"] for r in rows}), sum(r["value"] is None for r in rows)
-    assert f"{tasks} tasks gave {len(rows):,} rows in 1 min 57 s of computing. 1 task failed." in text
+    assert f"{tasks} tasks gave {len(rows):,} rows in 2 min 6 s of computing. 1 task failed." in text
     assert f"{empty} rows have no value" in text
     assert "stitch cnn cnn-0 cnn-9 fc: MismatchError: 64 units meet 10" in text
     for verb, failed_tasks in (("stitch", 1), ("fold", 0)):
         own = [r for r in rows if r["verb"] == verb]
         counts = (len({r["key"] for r in own}), failed_tasks, len(own), sum(r["value"] is None for r in own))
         cells = "".join(f'<td class="number">{n}</td>' for n in counts)
+        time = duration(1.5 * counts[0] + failed_tasks * failed["seconds"])
+        cells += f'<td class="number">{time}</td>'
         assert f'<th scope="row"><a href="#{verb}">{verb}</a></th>{cells}' in text
 
 
@@ -265,6 +268,39 @@ def test_points_lie_where_their_numbers_are() -> None:
     assert [c for point in found for c in point] == pytest.approx([c for point in wanted for c in point], abs=0.06)
 
 
+@pytest.mark.parametrize("names", [(), ("conv1", "fc"), tuple(f"layer{i}.0.relu" for i in range(12))])
+def test_words_of_a_chart_keep_to_the_picture(names: tuple[str, ...]) -> None:
+    one = study_records.task("fold", [Row("accuracy", y, index=x) for x, y in ((0.0, -1234.0), (1.0, 98765.0))])
+    (series,) = gather(read(records_of(one, "s")).entries, lambda e: "", lambda e: e.index or 0.0, Commands())
+    drawn = line_chart(Axes("t", "fraction of features", "accuracy of the network", names), [series])
+    width, height = map(float, re.findall(r'viewBox="0 0 (\d+) (\d+)"', drawn)[0])
+    words = re.findall(r'<text x="([\d.-]+)" y="([\d.-]+)"( transform="rotate[^"]*")? class="([\w ]+)">([^<]+)', drawn)
+    assert {"fraction of features", "accuracy of the network", *names} <= {said for *_, said in words}
+    for x, y, turned, kind, said in words:
+        long = LETTER * len(said)
+        before, after = (long, 0.0) if "end" in kind else (long / 2, long / 2) if "middle" in kind else (0.0, long)
+        assert (float(y) if turned else float(x) - before) >= 0
+        assert (float(x) if turned else float(x) + after) <= width
+        assert 0 < float(y) + (long if turned else 0) <= height
+
+
+@pytest.mark.parametrize(("names", "kind"), [((), "plot fluid"), (("conv1", "fc"), "plot")])
+def test_only_charts_over_numbers_shrink_with_the_page(names: tuple[str, ...], kind: str) -> None:
+    """Names of layers would be too small to read, so such a chart is scrolled instead."""
+    one = study_records.task("fold", [Row("accuracy", x, index=x) for x in (0.0, 1.0)])
+    (series,) = gather(read(records_of(one, "s")).entries, lambda e: "", lambda e: e.index or 0.0, Commands())
+    framed = re.findall(r'class="scroll ([^"]*)"', line_chart(Axes("t", "x", "y", names), [series]))
+    assert framed[0] == kind
+
+
+def test_two_alphas_are_two_lines() -> None:
+    """Also where there are no more than two: their numbers are not averaged."""
+    rows = [Row("llfc", value, layer="fc", index=alpha) for alpha, value in ((0.25, 0.1), (0.5, 0.3))]
+    own = section(made(list(records_of(study_records.task("connectivity", rows, b="cnn-1"), "s"))), "connectivity")
+    assert re.findall(r'<th scope="col">([^<]*)</th>', own) == ["layer", "α=0.25", "α=0.5"]
+    assert "Largest: α=0.5: 0.3 at fc; α=0.25: 0.1 at fc." in own
+
+
 def test_cells_of_a_heat_map_are_as_deep_as_their_values_and_say_why_they_are_empty(text: str) -> None:
     rows = [r for r in study_records.records() if r["quantity"] == "linear_cka" and r["b"] == "cnn-1"]
     for row in rows[:10]:
@@ -292,47 +328,6 @@ def test_what_is_no_finite_number_is_shown_as_missing(value: float) -> None:
     tree = Tree(made(records_of(study_records.task("fold", [Row("accuracy", value, index=0.5)]), "s")))
     (row,) = held(tree)
     assert (row["value"], row["note"]) == (None, f"the value is {value}")
-
-
-# -- size --------------------------------------------------------------------------------------------------------------
-
-
-def test_twenty_thousand_rows_fit() -> None:
-    rows = study_records.many(20_000)
-    text = made(rows)
-    assert len(text.encode()) < 10_000_000
-    tree = Tree(text)
-    assert [r["value"] for r in held(tree)] == [r["value"] for r in rows]
-    assert set(tree.texts["code"]) == {r["command"] for r in rows}
-
-
-def test_what_does_not_fit_is_left_out_evenly_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "MOST_BYTES", 300_000)
-    rows = study_records.many(2_000)
-    text = made(rows)
-    assert len(text.encode()) <= 300_000
-    kept = held(Tree(text))
-    assert f"{len(kept):,} of 2,000 rows are in this file, evenly chosen" in text
-    assert re.search(r"\d+ of \d+ pictures are drawn, to keep this file small", text)
-    assert 0.4 < sum(r["verb"] == "stitch" for r in kept) / len(kept) < 0.6
-
-
-def test_a_plan_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "MOST_BYTES", 100_000)
-    with pytest.raises(
-        InputError, match=r"without its rows, and at most 0\.1 MB are allowed\. The plan or the outlines"
-    ):
-        made(study_records.records(), plan={"x": "y" * 200_000})
-
-
-def test_many_layers_and_many_lines_are_thinned_and_said() -> None:
-    layers = [f"l{i}" for i in range(70)]
-    cells = [Row("cka", 0.5, layer=a, other_layer=b) for a in layers for b in layers]
-    lines = [study_records.task("fold", [Row("accuracy", 0.5, index=0.5)], method=f"m{i}") for i in range(15)]
-    text = made([r for one in [study_records.task("compare", cells, b="x"), *lines] for r in records_of(one, "s")])
-    assert "One layer in 2 is drawn." in text
-    assert text.count('class="h"') - 14 == len(layers[::2]) ** 2
-    assert "The first 12 of 15 lines are drawn." in text
 
 
 # -- colours -----------------------------------------------------------------------------------------------------------
@@ -469,3 +464,44 @@ def test_a_dissection_tells_its_share_and_that_of_chance() -> None:
     rows.append(Row("fraction_by_chance", 0.125, layer="conv2"))
     own = section(made(list(records_of(study_records.task("dissect", rows), "s"))), "dissect")
     assert "3 units answer to 1 concept; most to loop (3). That is 38% of its units (12% by chance)." in own
+
+
+# -- size --------------------------------------------------------------------------------------------------------------
+
+
+def test_twenty_thousand_rows_fit() -> None:
+    rows = study_records.many(20_000)
+    text = made(rows)
+    assert len(text.encode()) < 10_000_000
+    tree = Tree(text)
+    assert [r["value"] for r in held(tree)] == [r["value"] for r in rows]
+    assert set(tree.texts["code"]) == {r["command"] for r in rows}
+
+
+def test_what_does_not_fit_is_left_out_evenly_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "MOST_BYTES", 300_000)
+    rows = study_records.many(2_000)
+    text = made(rows)
+    assert len(text.encode()) <= 300_000
+    kept = held(Tree(text))
+    assert f"{len(kept):,} of 2,000 rows are in this file, evenly chosen" in text
+    assert re.search(r"\d+ of \d+ pictures are drawn, to keep this file small", text)
+    assert 0.4 < sum(r["verb"] == "stitch" for r in kept) / len(kept) < 0.6
+
+
+def test_a_plan_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "MOST_BYTES", 100_000)
+    with pytest.raises(
+        InputError, match=r"without its rows, and at most 0\.1 MB are allowed\. The plan or the outlines"
+    ):
+        made(study_records.records(), plan={"x": "y" * 200_000})
+
+
+def test_many_layers_and_many_lines_are_thinned_and_said() -> None:
+    layers = [f"l{i}" for i in range(70)]
+    cells = [Row("cka", 0.5, layer=a, other_layer=b) for a in layers for b in layers]
+    lines = [study_records.task("fold", [Row("accuracy", 0.5, index=0.5)], method=f"m{i}") for i in range(15)]
+    text = made([r for one in [study_records.task("compare", cells, b="x"), *lines] for r in records_of(one, "s")])
+    assert "One layer in 2 is drawn." in text
+    assert text.count('class="h"') - 14 == len(layers[::2]) ** 2
+    assert "The first 12 of 15 lines are drawn." in text

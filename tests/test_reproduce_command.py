@@ -128,7 +128,7 @@ def test_bad_scales(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "godfrey-fig3", "--scale", "tpu"])
     assert caught.value.code == 2
-    assert "invalid choice: 'tpu'" in capsys.readouterr().err
+    assert "there is no 'tpu'." in capsys.readouterr().err
 
 
 def test_missing_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

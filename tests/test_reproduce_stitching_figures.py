@@ -98,8 +98,8 @@ def test_layers_show_accuracy_cross_entropy_and_what_there_is_without_a_map() ->
     rows = [row(fit=fit, relative_accuracy=0.5, cross_entropy=number) for number, fit in enumerate(("direct", "task"))]
     rows += [row(family="identity", fit="direct", relative_accuracy=0.1, cross_entropy=value) for value in (6.0, 8.0)]
     left, right = drawn("layers", rows).axes
-    assert line(left, "least squares") == ([0], [0.5])
-    assert line(right, "task loss") == ([0], [1.0])
+    assert line(left, "least squares: relative accuracy") == ([0], [0.5])
+    assert line(right, "task loss: cross-entropy") == ([0], [1.0])
     assert left.get_title() == "without a map: cross-entropy 7.00 ± 1.41"
 
 
@@ -124,7 +124,10 @@ def test_starts_are_two_histograms() -> None:
     (axes,) = drawn("starts", rows).axes
     for bars in axes.containers:
         assert sum(bar.get_height() for bar in bars) == 3
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["from random", "from least squares"]
+    assert [text.get_text() for text in axes.get_figure().legends[0].get_texts()] == [
+        "from random",
+        "from least squares",
+    ]
 
 
 def test_iterations_are_means_of_runs() -> None:
@@ -135,8 +138,8 @@ def test_iterations_are_means_of_runs() -> None:
         for run in (-0.1, 0.1)
     ]
     first, second = drawn("iterations", rows, ["r2", "loss"]).axes
-    assert line(first, "weight 1") == ([0, 5], [0.5, 1.0])
-    assert line(second, "weight 0.1") == ([1], [2.0])
+    assert line(first, "weight 1 of the CKA") == ([0, 5], [0.5, 1.0])
+    assert line(second, "weight 0.1 of the CKA") == ([1], [2.0])
     assert (first.get_xlabel(), second.get_xlabel()) == ("iteration", "epoch")
 
 

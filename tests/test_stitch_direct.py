@@ -250,6 +250,16 @@ def test_001_c10_a_family_asked_for_the_unsquared_distance_meets_the_conditions_
         torch.testing.assert_close(left.sum(0), torch.zeros(4).double(), rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("squared", [True, False])
+def test_001_c10_nothing_to_fit_is_fitted_by_nothing(squared: bool) -> None:
+    """Where B is zero the residual is too, so any strength without the square names the same matrix."""
+    a, _ = rows(20, 3, 2)
+    found = lasso(moments_of(a, torch.zeros(20, 2).double()).products(centred=False), 0.5, squared=squared)
+    assert found.matrix.tolist() == [[0.0] * 3] * 2
+    assert found.unsquared == float("inf")
+    assert found.gap == 0.0
+
+
 @pytest.mark.parametrize("strength", [0.01, 0.3])
 def test_001_c10_the_gap_is_that_of_the_dual_problem(strength: float) -> None:
     """On the rows: the value minus that of the residual, shrunk until no slope is too large, as a share of zero's."""

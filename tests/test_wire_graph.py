@@ -1,5 +1,6 @@
 """The picture of the wires: valid SVG, every wire in it, repeated blocks once, frozen axes grey, nothing hidden."""
 
+from functools import cache
 from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.report.boxes import Segment, boxes_of, fold
+from intertwine.report.cells import row_cells, row_width
 from intertwine.report.svg import GREY, element
 from intertwine.report.wire_graph import _Picture, wire_graph
 from intertwine.symmetry.symmetry import Symmetry, symmetry
@@ -88,6 +90,7 @@ MODELS = {
 }
 
 
+@cache
 def made(name: str) -> tuple[Symmetry, nn.Module]:
     model = MODELS[name]().eval()
     example = torch.randn(1, 2, 3) if name in ("encoder", "lstm") else torch.randn(2, 3)
@@ -145,8 +148,51 @@ def test_everything_lies_on_the_paper(name: str) -> None:
         assert y >= 0
         assert x + w <= width
         assert y + h <= height
-    for words in root.findall(f"{SVG}g/{SVG}text"):
+    for words in [*root.findall(f"{SVG}text"), *root.findall(f"{SVG}g/{SVG}text")]:
         assert float(words.get("x") or 0) + 6.6 * len(words.text or "") <= width
+        assert 0 < float(words.get("y") or 0) <= height
+
+
+@pytest.mark.parametrize("name", ["blocks", "nested", "encoder"])
+def test_the_title_of_a_frame_stands_at_its_head(name: str) -> None:
+    """Inside the frame, above its boxes and whatever is inside it."""
+    sym, model = made(name)
+    picture = _Picture(sym, fold(sym, model), name)
+    for frame in picture.frames:
+        rect, words = ElementTree.fromstring(f"<g>{picture.draw_frame(frame)}</g>")
+        x, y = (float(words.get(side) or 0) for side in ("x", "y"))
+        left, top = (float(rect.get(side) or 0) for side in ("x", "y"))
+        assert left < x
+        assert top + 11 <= y < picture.places[frame.start].top
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_signs_of_the_legend_keep_to_their_width_and_to_one_line(name: str) -> None:
+    """All of them have their middle at one height."""
+    sym, model = made(name)
+    legend = list(_Picture(sym, fold(sym, model), name).legend())
+    assert len(legend) >= 3
+    for sign, width, _ in legend:
+        for rect in ElementTree.fromstring(f"<g>{sign}</g>").iter("rect"):
+            x, y, w, h = (float(rect.get(side) or 0) for side in ("x", "y", "width", "height"))
+            whole = h > 6  # not one of the bars inside a cell
+            assert x >= 0
+            assert x + w <= width
+            assert not whole or y + h / 2 == 11
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_crosses_stand_in_the_middle_between_cells(name: str) -> None:
+    for row in (row for box in boxes_of(*made(name)) for row in box.rows):
+        colours = {wire: "red" for axis in row.axes for segment in axis for wire in segment.wires}
+        parts = ElementTree.fromstring(f"<g>{row_cells(7.0, 0.0, row, colours)}</g>")
+        cells = [(float(r.get("x") or 0), float(r.get("width") or 0)) for r in parts.iter("rect") if r.get("rx")]
+        crosses = [float(t.get("x") or 0) for t in parts.iter("text") if t.text == "×"]
+        assert len(crosses) == len(row.axes) - 1 == len(cells) - 1
+        gaps = [(x + w, beyond) for (x, w), (beyond, _) in pairwise(cells)]
+        assert crosses == pytest.approx([(start + end) / 2 for start, end in gaps], abs=0.1)
+        assert all(end - start >= 8 for start, end in gaps), "room for the cross"
+        assert cells[-1][0] + cells[-1][1] - 7.0 == pytest.approx(row_width(row), abs=0.1)
 
 
 @pytest.mark.parametrize(

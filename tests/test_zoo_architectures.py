@@ -421,7 +421,7 @@ def test_every_way_to_ask_for_a_leaky_relu(options: dict[str, Any]) -> None:
         ("gpt", {"vocab": 0}, r"vocab=0 was asked for, .* whole number of 1 or more"),
         ("myrtle", {"bias": "last"}, r"bias='last' .* one of True, False, 'first'"),
         ("myrtle", {"widths": (1, 2, 3)}, r"widths=\(1, 2, 3\) .* Give four widths"),
-        ("myrtle", {"width": -1}, r"widths=-1 was asked for, .* whole number of 1 or more"),
+        ("myrtle", {"width": -1}, r"width=-1 was asked for, .* whole number of 1 or more"),
         ("lenet", {"widths": (6, 16)}, r"widths=\(6, 16\) .* Give four widths"),
         ("lenet", {"side": 8, "padding": 0}, r"side=8 with padding=0 .* nothing is left .* Give larger images"),
         ("mlp", {"widths": (784,)}, r"widths=\(784,\) .* Give two widths or more"),

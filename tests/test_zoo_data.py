@@ -612,7 +612,7 @@ def test_bad_folders_of_images(tmp_path: Path) -> None:
     refused("the size is at least 1", size=0)
     put(tmp_path / "train" / "dog" / "b.png", b"?")
     refused("b.png could not be read as an image", size=4)
-    with pytest.raises(InputError, match="needs its folder"):
+    with pytest.raises(InputError, match="Name it as folder:PATH"):
         data("imagefolder")
     with pytest.raises(InputError, match="names a folder already"):
         data(f"folder:{tmp_path}", tmp_path)

@@ -44,7 +44,7 @@ def draw_stitch(
     for axes, ((name, clock), lines) in zip(others, panels.items(), strict=True):
         for (label, (times, values)), (style, width) in zip(lines.items(), cycle(LINES), strict=False):
             dot = "." if len(times) < 30 else None
-            axes.plot(times, values, style, label=label, linewidth=width, marker=dot)
+            axes.plot(times, values, style, label=label, linewidth=width if len(lines) > 1 else 1.5, marker=dot)
         axes.set_title(name, fontsize=9)
         axes.set_xlabel(clock, fontsize=8)
         if list(lines) != [name]:
