@@ -8,7 +8,7 @@ BIN     := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PINS    := pyproject.toml constraints.txt
 # Neighbours stay in one worker (worksteal), so that what a module trains for its tests is trained once, not per worker.
-PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --doctest-modules
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --doctest-modules --durations=10 --durations-min=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

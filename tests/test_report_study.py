@@ -268,9 +268,10 @@ def test_points_lie_where_their_numbers_are() -> None:
     assert [c for point in found for c in point] == pytest.approx([c for point in wanted for c in point], abs=0.06)
 
 
+@pytest.mark.parametrize("most", [98765.0, 23456789.0, -7.5e19])
 @pytest.mark.parametrize("names", [(), ("conv1", "fc"), tuple(f"layer{i}.0.relu" for i in range(12))])
-def test_words_of_a_chart_keep_to_the_picture(names: tuple[str, ...]) -> None:
-    one = study_records.task("fold", [Row("accuracy", y, index=x) for x, y in ((0.0, -1234.0), (1.0, 98765.0))])
+def test_words_of_a_chart_keep_to_the_picture(names: tuple[str, ...], most: float) -> None:
+    one = study_records.task("fold", [Row("accuracy", y, index=x) for x, y in ((0.0, -1234.0), (1.0, most))])
     (series,) = gather(read(records_of(one, "s")).entries, lambda e: "", lambda e: e.index or 0.0, Commands())
     drawn = line_chart(Axes("t", "fraction of features", "accuracy of the network", names), [series])
     width, height = map(float, re.findall(r'viewBox="0 0 (\d+) (\d+)"', drawn)[0])

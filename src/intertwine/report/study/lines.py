@@ -8,7 +8,7 @@ from html import escape
 
 from intertwine.report.study.commands import link, linked
 from intertwine.report.study.curves import Dot, Series
-from intertwine.report.study.naming import short
+from intertwine.report.study.naming import short, tick
 from intertwine.report.study.scales import Scale, around, ticks
 from intertwine.report.study.views import numbers, scrolled
 from intertwine.report.svg import Length, element
@@ -130,10 +130,10 @@ def _grid(axes: Axes, frame: Frame) -> str:
         y = frame.up(value)
         kind = "axis" if value == max(0.0, frame.up.low) else "grid"
         parts += [element("path", d=f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", **{"class": kind})]
-        parts += [_words(LEFT - 8, y + 4, short(value), "end")]
+        parts += [_words(LEFT - 8, y + 4, tick(value), "end")]
     if not axes.names:
         marks = ticks(frame.across.low, frame.across.high)
-        return "".join(parts + [_words(frame.across(v), HEIGHT + 20, short(v), "middle") for v in marks])
+        return "".join(parts + [_words(frame.across(v), HEIGHT + 20, tick(v), "middle") for v in marks])
     every = -(-len(axes.names) // MOST_NAMES)
     upright = frame.height == HEIGHT + 44
     for i, name in enumerate(axes.names[::every]):

@@ -81,8 +81,22 @@ def short(value: Length | None) -> str:
     if value is None:
         return "–"
     if abs(value) >= 1000:
-        return f"{value:,.0f}"
+        return f"{value:,.0f}".replace("-", "−")
     return f"{value:.4g}".replace("-", "−", 1)
+
+
+def tick(value: Length) -> str:
+    """A number beside an axis, where there is room for seven letters.
+
+    >>> tick(0.25), tick(12500.0), tick(10_000_000.0), tick(-2.5e8), tick(3e20)
+    ('0.25', '12,500', '10 M', '−250 M', '3e+20')
+    """
+    if abs(value) < 100_000:
+        return short(value)
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size <= abs(value) < 1000 * size:
+            return f"{short(value / size)} {letter}"
+    return f"{value:.3g}".replace("-", "−", 1)
 
 
 def duration(seconds: Length) -> str:

@@ -12,7 +12,7 @@ const make = (tag, words = "", attributes = {}) => {
 };
 const short = (value) => {
   if (value === null) return "–";
-  if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en-US");
+  if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en-US").replace("-", "−");
   return String(Number(value.toPrecision(4))).replace("-", "−");
 };
 const linkTo = (words, commands) => {
