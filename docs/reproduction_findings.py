@@ -117,7 +117,7 @@ def octants(result: Result) -> str:
 def across_data(result: Result) -> str:
     """What fronts of other data, and untrained ones, keep of the accuracy."""
     fronts = {name: [fmean(values) for values in means.values()] for name, means in result.numbers.items()}
-    seen = "; ".join(f"{name} {', '.join(f'{100 * value:.1f}' for value in means)}" for name, means in fronts.items())
+    seen = "; ".join(f"{name} ({', '.join(f'{100 * value:.1f}' for value in means)})" for name, means in fronts.items())
     return (
         "LeNets of MNIST keep, behind fronts trained on other data, in per cent of their own accuracy, layer by layer: "
         f"{seen}. The paper has no untrained fronts beside its own; they tell how much of it the map and the back "

@@ -144,7 +144,8 @@ def reproduce(
 def _device(place: torch.device) -> str:
     if place.type == "cuda":
         return torch.cuda.get_device_name(place)
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def read_result(file: str | Path) -> Result:
