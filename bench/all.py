@@ -3,8 +3,8 @@
     python bench/all.py --list                        # what there is, and how long it takes
     python bench/all.py                               # what this machine can do: hours
     python bench/all.py --only discovery,fuzz         # some of them
-    python bench/all.py --peers PYTHON                # those beside peers too: PYTHON has pytorch-cka, rebasin and
-                                                      # torch-pruning, in an environment of its own
+    python bench/all.py --peers PYTHON                # those beside peers too: PYTHON has pytorch-cka, rebasin,
+                                                      # torch-pruning, safetensors, in an environment of its own
 
 A benchmark that fails or takes far too long is stopped and told, and the others go on; what it had kept before stays.
 What needs a GPU, data or peers is left out where there is none, and the table at the end says so. The exit code is 1
@@ -138,7 +138,9 @@ def parser() -> argparse.ArgumentParser:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--list", action="store_true", help="show what there is, and run nothing")
     asked.add_argument("--only", type=names, metavar="NAME,…", default=list(BENCHES.values()), help="some of them")
-    asked.add_argument("--peers", metavar="PYTHON", help="an interpreter that has pytorch-cka, rebasin, torch-pruning")
+    asked.add_argument(
+        "--peers", metavar="PYTHON", help="an interpreter that has pytorch-cka, rebasin, torch-pruning and safetensors"
+    )
     return asked
 
 

@@ -71,8 +71,15 @@ class Killer:
             driver = subprocess.Popen(line, stdout=output, stderr=output)
         while self.left and self._moment(driver, stored):
             if self._kill(driver, stored() - before):
+                self._uncount_if_too_late(driver)
                 break
         return driver.wait()
+
+    def _uncount_if_too_late(self, driver: subprocess.Popen[bytes]) -> None:
+        """A signal that meets a driver which has just ended well kills nobody."""
+        if driver.wait() == 0:
+            self.kills.pop()
+            self.left += 1
 
     def _moment(self, driver: subprocess.Popen[bytes], stored: Callable[[], int]) -> bool:
         """Wait for a random moment; False where the driver ended before it came.

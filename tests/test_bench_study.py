@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -73,6 +74,13 @@ def test_drivers_and_workers_are_killed_until_no_kills_are_left(tmp_path: Path) 
     assert set(victims) == {"driver", "worker"}
     assert killer.starts == victims.count("driver") + studies
     assert "working" in {doing for _, doing in killer.kills}
+
+
+@pytest.mark.parametrize(("code", "counted"), [("pass", 0), ("import os; os.kill(os.getpid(), 9)", 1)])
+def test_a_kill_that_came_too_late_is_not_counted(code: str, counted: int) -> None:
+    killer = study_kills.Killer(random.Random(0), 0.2, 0, "none", kills=[("driver", "ending")])
+    killer._uncount_if_too_late(subprocess.Popen([sys.executable, "-c", code]))
+    assert (len(killer.kills), killer.left) == (counted, 1 - counted)
 
 
 def test_a_command_that_fails_by_itself_is_told(tmp_path: Path) -> None:
