@@ -78,7 +78,7 @@ ON_A_CPU = (
     Bench("study-speedup", "study.py speedup", 6, "study.json", "speedup"),
     Bench("study-kills", "study.py kills", 12, "study.json", "kills"),
     Bench(
-        "align-tiny10", "align.py tiny10 --pairs 3 --test 2000 --seen 1000 --device cpu", 30, "align.json",
+        "align-tiny10", "align.py tiny10 --pairs 3 --points 5 --test 2000 --seen 1000 --device cpu", 30, "align.json",
         "tiny10 published", ("data",),
     ),
     Bench("canonical-planted", "canonical.py --planted --again", 60, "canonical.json", "planted"),

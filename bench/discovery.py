@@ -14,12 +14,14 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import stamped
+
+RESULTS = Path(__file__).parent / "results" / "discovery.json"
 
 
 def chain(calls: int) -> Any:
@@ -63,9 +65,29 @@ def measure(name: str, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return {"name": name, "calls": len(program), "capture_s": captured, "discovery_s": seconds, "floor_s": floor}
 
 
+def page(results: Mapping[str, Any]) -> str:
+    """The table of docs/engine.md.
+
+    >>> row = {"name": "a", "calls": 10, "capture_s": 1.0, "discovery_s": 0.5, "floor_s": 0.1}
+    >>> print(page({"rows": [row]}).splitlines()[-1])
+    | a | 10 | 1.00 | 0.500 | 50.000 | 5 | 1.00 |
+    """
+    heads = ("program", "calls", "capture s", "discovery s", "ms per call", "× floor", "× first")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows = results["rows"]
+    first = rows[0]["discovery_s"] / rows[0]["calls"]
+    for row in rows:
+        seconds = row["discovery_s"]
+        each = seconds / row["calls"]
+        numbers = (f"{row['capture_s']:.2f}", f"{seconds:.3f}", f"{1000 * each:.3f}")
+        ratios = (f"{seconds / row['floor_s']:.0f}", f"{each / first:.2f}")
+        lines.append(f"| {' | '.join((row['name'], str(row['calls']), *numbers, *ratios))} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "discovery.json")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--most", type=int, default=3000, help="calls in the longest chain")
     options = parser.parse_args()
     import torch
@@ -80,16 +102,10 @@ def main() -> int:
         entry = next(e for e in entries(source) if e.name == name)
         model, args, kwargs = entry.build()
         rows.append(measure(f"{source}/{name}", model, args, kwargs, repeats=3))
-    first = rows[0]["discovery_s"] / rows[0]["calls"]
-    columns = ("calls", "capture s", "discovery s", "ms per call", "× floor", "× first")
-    print(f"{'program':28} " + " ".join(f"{c:>12}" for c in columns))
-    for r in rows:
-        each = r["discovery_s"] / r["calls"]
-        numbers = (f"{r['capture_s']:.2f}", f"{r['discovery_s']:.3f}", f"{1000 * each:.3f}")
-        ratios = (f"{r['discovery_s'] / r['floor_s']:.0f}", f"{each / first:.2f}")
-        print(f"{r['name']:28} " + " ".join(f"{c!s:>12}" for c in (r["calls"], *numbers, *ratios)))
+    results = stamped({"rows": rows}, "discovery")
+    print(page(results))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(stamped({"rows": rows}, "discovery"), indent=1) + "\n")
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

@@ -1,5 +1,4 @@
-"""Write the measured tables of the pages again: canonical, zoo, alignment, stitching, folding, studies,
-inspection.
+"""Write the measured tables of the pages again: the engine, canonical forms, zoos, alignment, and so on.
 
 They are made from the committed result files alone.
 
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,6 @@ from intertwine.reproduce.kinds.distances.table import by_method, series
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "docs")]
-PAGE = ROOT / "docs" / "canonical.md"
-ZOO_PAGE = ROOT / "docs" / "zoo.md"
-ALIGNMENT_PAGE = ROOT / "docs" / "alignment.md"
-STITCHING_PAGE = ROOT / "docs" / "stitching.md"
-FOLDING_PAGE = ROOT / "docs" / "folding.md"
-STUDIES_PAGE = ROOT / "docs" / "studies.md"
-INSPECTION_PAGE = ROOT / "docs" / "inspection.md"
 NAMES = {"unsorted": "as trained", "ensemble": "ensemble of predictions"}
 
 
@@ -91,14 +84,21 @@ def or_words(results: dict[str, Any], tables: str, script: str) -> str:
     return tables.strip() if any(results.values()) else f"Nothing is measured yet: `python bench/{script}` does it."
 
 
-def written(page: str) -> str:
-    """The page with both tables."""
+def written_canonical(page: str) -> str:
+    """The page of canonical forms with both tables."""
     from canonical import RESULTS
     from canonical import page as bench_tables
 
     thesis = read_result(ROOT / "experiments" / "results" / "sorensen-table1.paper.json")
     page = put(page, "bench", bench_tables(json.loads(RESULTS.read_text(encoding="utf-8"))))
     return put(page, "thesis", thesis_table(thesis))
+
+
+def written_engine(page: str) -> str:
+    """The page of the engine with what discovery costs."""
+    import discovery
+
+    return put(page, "bench", discovery.page(read(discovery.RESULTS)))
 
 
 def written_zoo(page: str) -> str:
@@ -144,14 +144,26 @@ def written_studies(page: str) -> str:
     return put(page, "bench", or_words(results, study.page(results), "study.py"))
 
 
+def written_inspection(page: str) -> str:
+    """The page of inspection with its tables."""
+    from inspection_tables import written
+
+    return written(page)
+
+
+#: Page → what writes its measured tables anew.
+PAGES: dict[str, Callable[[str], str]] = {
+    "engine": written_engine,
+    "canonical": written_canonical,
+    "zoo": written_zoo,
+    "alignment": written_alignment,
+    "stitching": written_stitching,
+    "folding": written_folding,
+    "studies": written_studies,
+    "inspection": written_inspection,
+}
+
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    ZOO_PAGE.write_text(written_zoo(ZOO_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    ALIGNMENT_PAGE.write_text(written_alignment(ALIGNMENT_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    STITCHING_PAGE.write_text(written_stitching(STITCHING_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    FOLDING_PAGE.write_text(written_folding(FOLDING_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    STUDIES_PAGE.write_text(written_studies(STUDIES_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-
-    from inspection_tables import written as written_inspection
-
-    INSPECTION_PAGE.write_text(written_inspection(INSPECTION_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, write in PAGES.items():
+        path = ROOT / "docs" / f"{name}.md"
+        path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
