@@ -48,8 +48,8 @@ def _summary(lines: Sequence[Line]) -> str:
     bars = [line for line in lines if line.row.bar != inf]
     reached, short, open_ = (sum(line.reached is kind for line in bars) for kind in (True, False, None))
     return (
-        f"Of {len(bars)} numbers with a bar {reached} are reached, {short} are not, and for {open_} there is no result yet; "
-        f"the [last section](#short-of-what-was-asked-and-why) says why. {len(lines) - len(bars)} more were asked for "
+        f"Of {len(bars)} numbers with a bar {reached} are reached, {short} are not, and for {open_} there is no result "
+        f"yet; the [last section](#short-of-what-was-asked-and-why) says why. {len(lines) - len(bars)} more were asked for "
         "without a bar.\n"
     )
 
