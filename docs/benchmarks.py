@@ -49,8 +49,8 @@ def _summary(lines: Sequence[Line]) -> str:
     reached, short, open_ = (sum(line.reached is kind for line in bars) for kind in (True, False, None))
     return (
         f"Of {len(bars)} numbers with a bar {reached} are reached, {short} are not, and for {open_} there is no result "
-        f"yet; the [last section](#short-of-what-was-asked-and-why) says why. {len(lines) - len(bars)} more were asked for "
-        "without a bar.\n"
+        f"yet; the [last section](#short-of-what-was-asked-and-why) says why. "
+        f"{len(lines) - len(bars)} more were asked for without a bar.\n"
     )
 
 
