@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import intertwine as it
-from intertwine.errors import InputError
+from intertwine.errors import CaptureError, InputError
 from intertwine.graph.copies import copied
 from intertwine.symmetry.symmetry import Symmetry
 
@@ -143,6 +143,15 @@ def test_two_norms_with_one_running_variance_and_one_eps() -> None:
 
 # -- ops ---------------------------------------------------------------------------------------------------------------
 
+FULL = "S_6 ⋉ (R₊)^6"
+
+
+def _write_real_part(m: Any, x: Tensor) -> Tensor:
+    z = torch.fft.rfft(m.a(x), dim=0)
+    z.real.mul_(m.w)
+    return m.o(torch.fft.irfft(z, n=len(x), dim=0))
+
+
 OPS: dict[str, tuple[Callable[..., Tensor], dict[str, Any], list[str]]] = {
     "a quarter turn": (
         lambda m, x: m.o(torch.rot90(m.a(x).view(-1, 5, 5), 1, [1, 2]).relu().sum(1)),
@@ -231,6 +240,21 @@ OPS: dict[str, tuple[Callable[..., Tensor], dict[str, Any], list[str]]] = {
         mlp(),
         ["S_6 ⋉ (R₊)^6"],
     ),
+    "the largest without their order": (
+        lambda m, x: m.o(torch.topk(m.a(x).relu(), 6, dim=1, sorted=False)[0]),
+        {"a": LINEAR(4, 64), "o": LINEAR(6, 2)},
+        [],
+    ),
+    "the largest in their order": (lambda m, x: m.o(torch.topk(m.a(x).relu(), 6, dim=1)[0]), mlp(), ["S_6"]),
+    "truth values joined with numbers that are rounded": (
+        lambda m, x: m.o(torch.cat([x > 0, 3 * m.a(x)], 1).long().to(x.dtype)),
+        {"a": LINEAR(4, 6), "o": LINEAR(10, 2)},
+        ["S_6"],
+    ),
+    "the real part written to": (_write_real_part, {"a": LINEAR(4, 6), "o": LINEAR(6, 2), "w": parameter(6)}, []),
+    "a list of one": (lambda m, x: m.o(m.a(x.split(8, 1)[0]).relu().unsqueeze(1).unbind(1)[0]), mlp(), [FULL]),
+    "an elementwise op of two results": (lambda m, x: m.o(torch.frexp(m.a(x))[0]), mlp(), []),
+    "RReLU in eval": (lambda m, x: m.o(F.rrelu(m.a(x), training=False)), mlp(), [FULL]),
     "a Fourier transform of the units": (lambda m, x: m.o(torch.fft.fft2(m.a(x)).imag), mlp(), []),
     "the angle of a complex number": (
         lambda m, x: m.o(torch.complex(m.a(x), m.a(x).relu()).angle()),
@@ -298,3 +322,86 @@ def test_every_verb_copies_models_that_keep_an_activation(verb: Any) -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.randn(2, 3)
     model.last = model(x)
     verb(model, x)
+
+
+# -- rotations ---------------------------------------------------------------------------------------------------------
+
+#: How a row is brought to a size → whether every rotation keeps that size.
+SIZES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "mean of squares": (lambda h: h.pow(2).mean(-1, keepdim=True), True),
+    "sum of squares": (lambda h: h.square().sum(-1, keepdim=True), True),
+    "largest square": (lambda h: h.pow(2).amax(-1, keepdim=True), False),
+    "largest square, with its place": (lambda h: h.pow(2).max(-1, keepdim=True)[0], False),
+    "spread of squares": (lambda h: h.pow(2).std(-1, keepdim=True), False),
+    "length of the squares": (lambda h: h.square().norm(dim=-1, keepdim=True), False),
+    "logsumexp of squares": (lambda h: h.pow(2).logsumexp(-1, keepdim=True), False),
+    "product of squares": (lambda h: h.pow(2).prod(-1, keepdim=True), False),
+    "mean of twentieth powers": (lambda h: h.pow(20).mean(-1, keepdim=True), False),
+    "mean of fourth powers": (lambda h: h.pow(4).mean(-1, keepdim=True), False),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rotations_keep_sums_of_squares_and_no_other_size(size: str) -> None:
+    of, rotates = SIZES[size]
+    net, x = Net(lambda m, x: m.o(m.a(x) / (of(m.a(x)) + 1)), **mlp()).double(), torch.randn(ROWS).double()
+    sym = it.symmetry(net, x, continuous=True)
+    assert groups(sym) == (["O(6)"] if rotates else ["S_6 ⋉ {±1}^6"])
+    torch.testing.assert_close(net(x), sym.act(sym.random(), net)(x), rtol=1e-9, atol=1e-9)
+
+
+# -- memory that is shared ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        lambda t: {"m1": t, "m2": t.view(6)},
+        lambda t: {"m1": t.repeat(2)[:6], "m2": t[0].expand(6)},
+    ],
+    ids=["two views", "expanded"],
+)
+def test_buffers_that_lie_in_one_memory(buffers: Callable[[Tensor], dict[str, Tensor]]) -> None:
+    net = Net(lambda m, x: m.o((m.a(x) * m.m1).relu() * m.m2), **mlp()).double()
+    buffered(net, **buffers(torch.rand(6, dtype=torch.float64) + 0.5))
+    x = torch.randn(ROWS).double()
+    sym = it.symmetry(net, x)
+    torch.testing.assert_close(net(x), sym.act(sym.random(), net)(x), rtol=1e-9, atol=1e-9)
+    assert sym.certify(net, x).ok
+
+
+# -- certificates and refusals -----------------------------------------------------------------------------------------
+
+
+def _running_mean(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    m.past.mul_(0.9).add_(0.1 * h.mean(0))
+    return m.o((h - m.past).relu())
+
+
+def test_a_state_that_is_used_as_it_is_written_is_certified() -> None:
+    net, x = buffered(Net(_running_mean, **mlp()), past=torch.zeros(6)), torch.randn(ROWS)
+    assert it.symmetry(net, x).certify(net, x).ok
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_scripted_modules_are_refused_by_name() -> None:
+    net = Net(lambda m, x: m.o(m.a(x)), a=torch.jit.script(LINEAR(4, 6)), o=LINEAR(6, 2))
+    with pytest.raises(InputError, match=r"'a' is a scripted or traced module .* Pass the module it was made from"):
+        it.symmetry(net, torch.randn(ROWS))
+
+
+def test_function_transforms_are_refused_by_name() -> None:
+    net = Net(lambda m, x: m.o(torch.func.vmap(m.a)(x)), **mlp())
+    with pytest.raises(CaptureError, match=r"function transform such as torch\.vmap"):
+        it.symmetry(net, torch.randn(ROWS))
+
+
+def test_writing_into_data_is_refused_with_a_way_out() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        m.a.weight.data *= m.mask
+        return m.o(m.a(x).relu())
+
+    net = buffered(Net(forward, **mlp()), mask=torch.ones(6, 4))
+    with pytest.raises(CaptureError, match=r"writes into the \.data of a tensor.*self\.weight \* self\.mask"):
+        it.symmetry(net, torch.randn(ROWS))

@@ -157,7 +157,7 @@ def test_another_element_is_not_natural(name: str) -> None:
     a, b, _, x, sym = twins(name)
     assert not naturality(a, b, sym.random(seed=2), x, symmetry=sym).ok
     assert not naturality(a, b, None, x, symmetry=sym).ok
-    assert naturality(a, a, None, x, symmetry=sym).max == 0
+    assert naturality(a, a, None, x, symmetry=sym).max < 1e-15  # sums may be taken in another order
 
 
 @pytest.mark.parametrize("name", [n for n in NETWORKS if n != "rotations"])

@@ -114,6 +114,17 @@ def test_a_wrong_rule_is_caught(rules: None) -> None:
     certified(repaired, net, x)
 
 
+def test_a_wrong_rule_for_an_op_of_several_results_is_caught(rules: None) -> None:
+    @it.rule("aten.sort", replace=True)
+    def _(t: Tape, x: Value, *_: object) -> tuple[Value, ...]:
+        return t.pointwise(lambda v: v, x, key="wrongly elementwise"), t.fixed(t.shape, floating=False)
+
+    net, x = around(lambda h: h.sort(dim=1)[0]), rows()
+    certificate = it.symmetry(net, x).certify(net, x)
+    assert certificate.broken[0].op == "aten.sort.default"
+    certified(certificate.symmetry, net, x)
+
+
 def test_a_wrong_scale_is_caught(rules: None) -> None:
     @it.rule("intertwine_tests::soft_clip")
     def _(t: Tape, x: Value) -> Value:

@@ -249,6 +249,16 @@ def block(axis: Axis, start: int, length: int, reason: str) -> Axis:
     return parts[0]
 
 
+def part(axis: Axis, start: int, length: int) -> Axis:
+    """The terms of an axis that reach into `start … start + length`; nothing is cut for it."""
+    axis, offset, found = resolve(axis), 0, []
+    for term in terms_of(axis):
+        if offset < start + length and start < offset + term.size:
+            found.append(term)
+        offset += term.size
+    return concat(found)
+
+
 def unify(a: Axis, b: Axis, reason: str) -> None:
     """Make two axes of one size the same axis. What cannot be reconciled is frozen, with `reason`."""
     a, b = resolve(a), resolve(b)

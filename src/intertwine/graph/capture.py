@@ -31,7 +31,7 @@ TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._su
 #: Ops that draw random numbers: a forward that runs one is not a function, so it has no symmetry to speak of.
 RANDOM_OPS = frozenset(
     "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform "
-    "uniform_ multinomial poisson exponential_ rrelu native_dropout".split()
+    "uniform_ multinomial poisson exponential_ native_dropout".split()
 )
 #: Context wrappers whose body is run as it is: name of the higher-order op → position of the body among its arguments.
 CONTEXT_WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
@@ -101,7 +101,12 @@ def check_model(model: nn.Module) -> None:
             f"Asked for the symmetry of a {type(model).__name__}, but a torch.nn.Module is needed. "
             "Pass the model object itself; load a checkpoint into its module first (model.load_state_dict)."
         )
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"{name or 'The model'!r} is a scripted or traced module ({type(module).__name__}), which cannot be "
+                "read op by op. Pass the module it was made from, with its weights loaded."
+            )
         if type(module).__module__.startswith(
             ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
         ):
@@ -189,6 +194,12 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
             "on data. Capture the part before or after that line as a module of its own, or replace the branch "
             "by torch.where."
         )
+    if "fake tensor" in text and "constant" in text:
+        return CaptureError(
+            f"{type(model).__name__} could not be captured with {given}: its forward writes into the .data of a tensor, "
+            "or keeps a tensor in an attribute, so it is no function of its weights alone. Compute with the result "
+            "instead, for example F.linear(x, self.weight * self.mask)."
+        )
     return CaptureError(
         f"{type(model).__name__} could not be captured with {given}; torch.export stopped at {line}: {first} "
         "Rewrite that line with plain tensor ops, or capture the submodules around it one by one."
@@ -207,8 +218,8 @@ def _user_line(error: BaseException) -> str:
     """The deepest line of the traceback that is not torch's own."""
     home = os.path.dirname(torch.__file__)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((home, "<"))]
-    frames = [f for f in frames if os.path.dirname(f.filename) != os.path.dirname(__file__)] or frames
-    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "an unknown line"
+    frames = [f for f in frames if os.path.dirname(f.filename) != os.path.dirname(__file__)]
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "a line of torch's own"
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -319,7 +330,10 @@ def _aliases(node: torch.fx.Node) -> bool:
     after = after[0] if isinstance(after, (tuple, list)) and after else after
     if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return True
-    return before.untyped_storage()._cdata == after.untyped_storage()._cdata
+    try:
+        return before.untyped_storage()._cdata == after.untyped_storage()._cdata
+    except NotImplementedError:  # inside a function transform, which is refused in words later
+        return True
 
 
 def _refs(value: Any, names: dict[str, str]) -> Any:
@@ -349,9 +363,11 @@ def _path(node: torch.fx.Node) -> str:
 
 
 def _drops(op: str, call: Call) -> bool:
-    """Whether a call runs an active dropout: on its own, inside attention, or between recurrent layers."""
+    """Whether a call runs an active dropout (on its own, inside attention, or between recurrent layers) or RReLU."""
     if "dropout" in op:
         return len(call.args) > 2 and call.args[2] is True and call.args[1] != 0
+    if op in ("rrelu", "rrelu_"):  # (input, lower, upper, train)
+        return bool(call.kwargs.get("training", call.args[3] if len(call.args) > 3 else False))
     if op == "scaled_dot_product_attention":
         return bool(call.kwargs.get("dropout_p", call.args[4] if len(call.args) > 4 else 0.0))
     if op in ("lstm", "gru", "rnn_tanh", "rnn_relu"):  # (input, state, params, biases, layers, dropout, train, …)

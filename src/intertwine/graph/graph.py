@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from intertwine.errors import RuleError
+from intertwine.graph.axes import Atom
+from intertwine.graph.partial import NEVER_READ, fed_by_inputs, freeze_partly_read
 from intertwine.graph.program import Call, Program, Ref, Source
 from intertwine.graph.registry import find_rule
 from intertwine.graph.tape import Tape, Value
@@ -43,13 +45,15 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
     memory = _Memory(tape)
     parameters: dict[str, Value] = {}
     for source in program.sources:
-        memory.keep(source.name, _enter(tape, source, parameters))
-    read = _results_read(program)
+        memory.keep(source.name, _enter(tape, source, parameters, source.target in program.read_weights))
+    read, fed = _results_read(program), fed_by_inputs(program)
     for call in program.calls:
         tape.call = call
+        tape.of_weights = call.name not in fed
         tape.unread = frozenset(range(len(call.shapes))) - read[call.name]
         _run(tape, call, memory, distrusted)
     tape.call = None
+    freeze_partly_read(tape, program)
     for ref in program.outputs:
         value = memory.values.get(ref.name)
         if isinstance(value, Value):
@@ -69,15 +73,15 @@ def _results_read(program: Program) -> dict[str, set[int]]:
     return read
 
 
-def _enter(tape: Tape, source: Source, parameters: dict[str, Value]) -> Value:
-    from intertwine.graph.axes import Atom
-
+def _enter(tape: Tape, source: Source, parameters: dict[str, Value], read: bool) -> Value:
     floating = source.dtype.is_floating_point
     if source.moves and source.target is not None:
         if source.target not in parameters:
             parameters[source.target] = tape.value(
                 source.shape, [Atom(n) for n in source.shape], floating, source.target
             )
+            if not read:
+                tape.boundary(parameters[source.target], NEVER_READ)
         return parameters[source.target]
     if source.target is not None:
         return tape.fixed(source.shape, f"it meets the constant buffer {source.target}", floating)
@@ -165,7 +169,7 @@ def _apply(tape: Tape, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     found = None if distrusted else find_rule(call.op)
     if not any(v.live for v in inputs) and not getattr(found, "creates", False):
         return _pack(call, tape.opaque([], call.shapes, ""))
-    if found is None and not distrusted and torch.Tag.pointwise in getattr(call.target, "tags", ()):
+    if found is None and not distrusted and len(call.shapes) == 1 and _is_pointwise(call):
         found = generic_pointwise
     if found is None:
         why = (
@@ -188,8 +192,12 @@ def _apply(tape: Tape, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
         return _pack(call, tape.opaque(inputs, call.shapes, why))
 
 
+def _is_pointwise(call: Call) -> bool:
+    return torch.Tag.pointwise in getattr(call.target, "tags", ())
+
+
 def _pack(call: Call, results: tuple[Value | None, ...]) -> Any:
-    return results if len(results) > 1 else results[0] if results else None
+    return results if len(results) > 1 or call.gives_list else results[0] if results else None
 
 
 def _substitute(value: Any, memory: _Memory) -> Any:

@@ -81,3 +81,13 @@ class Reshaped:
 
     source: Value
     result: Value
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A slice along one axis of a tensor that is made of weights alone."""
+
+    call: Call
+    source: Value
+    result: Value
+    dim: int

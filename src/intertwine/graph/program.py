@@ -59,6 +59,12 @@ class Call:
         return frozenset(_names([given.get(a.name) for a in schema.arguments[1:] if a.is_write]))
 
     @property
+    def gives_list(self) -> bool:
+        """Whether its result is a list of tensors, be it of one."""
+        schema = getattr(self.target, "_schema", None)
+        return schema is not None and any(isinstance(r.type, torch.ListType) for r in schema.returns)
+
+    @property
     def op(self) -> str:
         return self.target.__name__ if self.target is operator.getitem else str(self.target)
 

@@ -22,7 +22,7 @@ import torch
 
 from intertwine.graph import axes as ax
 from intertwine.graph.axes import Atom, Axis, Fixed
-from intertwine.graph.meeting import Label, Law, Length, Meeting, Operand, Pointwise, Reshaped, Window
+from intertwine.graph.meeting import Cut, Label, Law, Length, Meeting, Operand, Pointwise, Reshaped, Window
 from intertwine.graph.program import Call
 from intertwine.graph.value import Joined, Permuted, Reread, Shape, Value
 
@@ -50,6 +50,8 @@ class Tape:
     unsupported: list[tuple[str, str]] = field(default_factory=list)
     call: Call | None = None
     unread: frozenset[int] = frozenset()  # results of the current op that nothing reads
+    of_weights: bool = False  # whether the current op looks at nothing but weights
+    cuts: list[Cut] = field(default_factory=list)  # slices of what is made of weights alone
 
     # -- what a rule may ask ---------------------------------------------------------------------------------------
 
@@ -202,13 +204,15 @@ class Tape:
         parts = list(x.axes)
         parts[dim] = ax.block(parts[dim], start, length, f"sliced inside a larger unit ({self.here})")
         if isinstance(ax.resolve(parts[dim]), Fixed):
-            self._meet([(x, [None if d == dim else ("lead", d) for d in range(x.ndim)])], {}, 1)
+            self._unscale(x, dim)
         result = self.value(shape, parts, x.floating)
         labels = self.labels(x)
         windows = [Window(d, labels[d], start if d == dim else 0, shape[d]) for d in range(x.ndim)]
         full = [Window(d, labels[d], 0, shape[d]) for d in range(x.ndim)]
         operands = (Operand(x, tuple(windows)), Operand(result, tuple(full)))
         self.meetings.append(Meeting(self.call, operands, dict.fromkeys(labels, _SAME)))
+        if self.of_weights and self.call is not None:
+            self.cuts.append(Cut(self.call, x, result, dim))
         return result
 
     def concat(self, xs: Sequence[Value], dim: int) -> Value:
@@ -218,7 +222,8 @@ class Tape:
         if len(xs) == 1:
             return xs[0]
         size = sum(x.shape[dim] for x in xs)
-        result = self.value((*xs[0].shape[:dim], size, *xs[0].shape[dim + 1 :]), None, xs[0].floating)
+        floating = any(x.floating for x in xs)
+        result = self.value((*xs[0].shape[:dim], size, *xs[0].shape[dim + 1 :]), None, floating)
         result.view = Joined(tuple(xs), dim)
         return result
 
@@ -248,6 +253,14 @@ class Tape:
         """Nothing may act on this tensor: it is an input or an output of the model."""
         self.freeze(x, range(x.ndim), why)
         self._meet([(x, [None] * x.ndim)], {}, 1)
+
+    def boundary_along(self, x: Value, dim: int, why: str) -> None:
+        """Nothing may act on this tensor along one of its axes."""
+        self.freeze(x, [dim], why)
+        self._unscale(x, dim)
+
+    def _unscale(self, x: Value, dim: int) -> None:
+        self._meet([(x, [None if d == dim else ("lead", d) for d in range(x.ndim)])], {}, 1)
 
     def _rounds(self, operands: Sequence[tuple[Value, Sequence[Label | None]]]) -> bool:
         """Whether the current op writes numbers as integers, which no scale survives."""

@@ -7,6 +7,7 @@ an error per wire and, when something is wrong, the op at which it went wrong.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from intertwine.errors import InputError
 from intertwine.graph.capture import empty_caches
-from intertwine.graph.program import Ref
+from intertwine.graph.copies import copied
+from intertwine.graph.program import Call, Program, Ref
 from intertwine.symmetry.certificate import TOLERANCE, Broken, Certificate
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.exact import float64_forward, generic_copy, to_float64
@@ -46,7 +48,8 @@ def certify(
     inputs = to_float64((args, dict(kwargs)))
     broken: list[Broken] = []
     local: dict[str, float] = {}
-    reference = _reference(generic, inputs)
+    writes = bool(symmetry._discovery.graph.program.written_sources())  # then a forward is run on a copy of its own
+    reference = _reference(copied(generic) if writes else generic, inputs)
     error = float("inf") if per_wire else _measure(symmetry, generic, inputs, reference, trials, seed)
     while error > tolerance and len(broken) < MOST_REPAIRS:
         local, culprit = _walk(symmetry, generic, inputs, symmetry.random(seed), tolerance * 1e3)
@@ -129,6 +132,13 @@ def _is_vacuous(model: nn.Module, inputs: Any, reference: list[Tensor], seed: in
     return all(relative_error(a, b) < TOLERANCE for a, b in zip(reference, _run(model, inputs), strict=True))
 
 
+def _maker(program: Program, call: Call) -> Call:
+    """The op behind a call that only takes one of its results."""
+    while call.target is operator.getitem:
+        call = next(c for c in program.calls if c.name == call.args[0].name)
+    return call
+
+
 def _walk(
     symmetry: Symmetry, model: nn.Module, inputs: Any, g: Element, tolerance: float
 ) -> tuple[dict[str, float], tuple[str, Broken] | None]:
@@ -166,5 +176,6 @@ def _walk(
                     errors[names[strand]] = max(errors[names[strand]], error)
             if error > tolerance:
                 wires = tuple(names[s] for s in sorted({leaf.strand for leaf in layout.leaves()}))
-                return errors, (call.name, Broken(call.op, call.place, wires, error))
+                maker = _maker(program, call)
+                return errors, (maker.name, Broken(maker.op, maker.place, wires, error))
     return errors, None

@@ -7,6 +7,7 @@ diagonal weights that can be folded into their consumers, it carries O(n).
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ from intertwine.symmetry.scales import Equations, Unknown
 Places = Mapping[Value, list[list[Occurrence]]]
 #: Who takes part in a label of a meeting: a tensor, its window, and the occurrences in that.
 Held = list[tuple[Value, Window, list[Occurrence]]]
+
+
+#: An elementwise square, as the key of a pointwise law names it.
+SQUARE = re.compile(r"aten\.(square_?\.default\('x',\)|pow_?\.(Tensor_)?Scalar\('x', 2(\.0)?\))\[\]")
 
 
 @dataclass
@@ -174,16 +179,15 @@ def _squares_that_are_summed(graph: Graph) -> set[Value]:
         if not isinstance(meeting, Meeting) or len(meeting.operands) != 2:
             continue
         square = meeting.operands[1].value
-        is_square = any(
-            isinstance(law, Pointwise) and law.key.startswith(("aten.pow.Tensor_Scalar('x', 2", "aten.square"))
-            for law in meeting.laws.values()
-        )
+        is_square = any(isinstance(law, Pointwise) and SQUARE.fullmatch(law.key) for law in meeting.laws.values())
         if is_square and len(uses[square]) == 2:
             total = uses[square][1]
             last = square.ndim - 1
             if (
                 isinstance(total, Meeting)
                 and len(total.operands) == 2
+                and total.call is not None
+                and total.call.op.startswith(("aten.sum", "aten.mean"))
                 and all(w.label != ("lead", last) for w in total.operands[1].windows)
             ):
                 found.add(square)

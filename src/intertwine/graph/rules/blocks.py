@@ -35,16 +35,17 @@ def split(t: Tape, x: Value, _sizes: Any, dim: int = 0) -> tuple[Value, ...]:
     assert t.call is not None
     dim %= x.ndim
     pieces, start = [], 0
-    for shape in t.call.shapes:
+    for i, shape in enumerate(t.call.shapes):
         assert shape is not None
-        pieces.append(t.narrow(x, dim, start, shape[dim]))
+        pieces.append(t.fixed(shape) if i in t.unread else t.narrow(x, dim, start, shape[dim]))
         start += shape[dim]
     return tuple(pieces)
 
 
 @rule("aten.unbind", "aten.unbind_copy")
 def unbind(t: Tape, x: Value, dim: int = 0) -> tuple[Value, ...]:
-    return tuple(_pick(t, x, dim % x.ndim, i) for i in range(x.shape[dim]))
+    shape = t.shape
+    return tuple(t.fixed(shape) if i in t.unread else _pick(t, x, dim % x.ndim, i) for i in range(x.shape[dim]))
 
 
 @rule("aten.select.int", "aten.select_copy.int")

@@ -39,7 +39,7 @@ def polar(t: Tape, length: Value, angle: Value) -> Value:
     return t.joint([(length, spread(t, length)), (angle, spread(t, angle))], out_labels(t))
 
 
-@rule("aten.conj", "aten._conj", "aten.conj_physical", "aten.imag")
+@rule("aten.conj", "aten._conj", "aten.conj_physical", "aten.real", "aten.imag")
 def conjugate(t: Tape, x: Value) -> Value:
     labels = t.labels(x)
     return t.multilinear([[(x, labels)]], labels)

@@ -134,12 +134,13 @@ def unfold_windows(t: Tape, x: Value, dim: int, size: int, step: int) -> Value:
 
 @rule("aten.max.dim", "aten.min.dim", "aten.topk", "aten.sort", "aten.kthvalue", "aten.median.dim")
 def ranked(t: Tape, x: Value, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
-    """Positions along one axis are compared; the largest values do not tell in which order they stood, places do."""
+    """Positions along one axis are compared. Sorted, the values do not tell in which order they stood; places do."""
     assert t.call is not None
     at = 1 if t.call.op.startswith(("aten.topk", "aten.kthvalue")) else 0
     dim = kwargs.get("dim", args[at] if len(args) > at else -1)
     labels = t.labels(x)
-    if 1 not in t.unread:
+    in_order = not t.call.op.startswith("aten.topk") or kwargs.get("sorted", args[3] if len(args) > 3 else True)
+    if 1 not in t.unread or not in_order:
         return _ranked(t, x, labels, dim, PINNED, 0), _ranked(t, x, labels, dim, PINNED, 1)
     return _ranked(t, x, labels, dim, labels[dim], 0), t.fixed(t.shape, floating=False)
 

@@ -15,7 +15,7 @@ from intertwine.graph.tape import PINNED, Tape, Value
 @rule(
     "aten.alias", "aten.clone", "aten.contiguous", "aten.detach", "aten.dropout", "aten.feature_dropout",
     "aten.alpha_dropout", "aten.lift_fresh_copy", "aten.lift_fresh", "aten.lift", "aten.requires_grad_",
-    "aten.resolve_conj", "aten.resolve_neg", "aten.real", "aten.positive",
+    "aten.resolve_conj", "aten.resolve_neg", "aten.positive",
 )  # fmt: skip
 def identity(t: Tape, x: Value, *_: Any, **__: Any) -> Value:
     return x
