@@ -196,7 +196,7 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
         )
     if "fake tensor" in text and "constant" in text:
         return CaptureError(
-            f"{type(model).__name__} could not be captured with {given}: its forward writes into the .data of a tensor, "
+            f"{type(model).__name__} could not be captured with {given}: its forward writes into the .data of a tensor "
             "or keeps a tensor in an attribute, so it is no function of its weights alone. Compute with the result "
             "instead, for example F.linear(x, self.weight * self.mask)."
         )
