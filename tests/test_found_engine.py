@@ -403,5 +403,5 @@ def test_writing_into_data_is_refused_with_a_way_out() -> None:
         return m.o(m.a(x).relu())
 
     net = buffered(Net(forward, **mlp()), mask=torch.ones(6, 4))
-    with pytest.raises(CaptureError, match=r"writes into the \.data of a tensor.*self\.weight \* self\.mask"):
+    with pytest.raises(CaptureError, match=r"writes into the \.data of a tensor .*self\.weight \* self\.mask"):
         it.symmetry(net, torch.randn(ROWS))
