@@ -100,10 +100,21 @@ def _headers(results: Any, part: str) -> list[dict[str, Any]]:
 
 
 def _in_words(made: Mapping[str, Any]) -> str:
+    where, _, rest = made_on(made).partition("; ")
+    return f"{where}, load {made['machine']['load']:.1f}; {rest}"
+
+
+def made_on(made: Mapping[str, Any]) -> str:
+    """A header in words, but for how busy the machine was.
+
+    >>> made_on({"machine": {"processor": "Z80", "cores": 1}, "date": "2026-01-01T00:00", "version":
+    ...     {"version": "1.0", "torch": "2.13"}})
+    'Z80, 1 cores; 2026-01-01; intertwine 1.0, torch 2.13'
+    """
     machine, of = made["machine"], made["version"]
     where = ", ".join(filter(None, (machine.get("gpu"), machine["processor"], f"{machine['cores']} cores")))
     at = f"{of['version']} ({of['git']})" if of.get("git") else of["version"]
-    return f"{where}, load {machine['load']:.1f}; {made['date'][:10]}; intertwine {at}, torch {of['torch']}"
+    return f"{where}; {made['date'][:10]}; intertwine {at}, torch {of['torch']}"
 
 
 def _devices(results: Mapping[str, Any], part: str) -> Iterator[str]:

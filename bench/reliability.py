@@ -25,7 +25,7 @@ import reliability_files
 import reliability_luck
 import reliability_models
 import torch
-from machine import made_of, stamped
+from machine import header, made_on
 from reliability_trial import Trial, tried
 
 ROOT = Path(__file__).parents[1]
@@ -70,8 +70,8 @@ def kept() -> dict[str, Any]:
 def keep(row: Mapping[str, Any], names: Sequence[str]) -> None:
     """Put the row of a trial where it belongs; rows of trials that are no more are left out."""
     results = kept()
-    rows = {one["name"]: one for one in [*results["rows"], row]}
-    results = stamped(results | {"rows": [rows[name] for name in names if name in rows]}, "reliability")
+    rows = {one["name"]: one for one in [*results["rows"], {**row, "made": header()}]}
+    results = {"rows": [rows[name] for name in names if name in rows]}
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -81,16 +81,18 @@ def keep(row: Mapping[str, Any], names: Sequence[str]) -> None:
 def page(results: Mapping[str, Any]) -> str:
     """docs/reliability.md.
 
+    >>> made = {"machine": {"processor": "Z80", "cores": 1}, "date": "2026-01-01"}
     >>> row = {"topic": "A", "what": "a pipe | a link", "times": 2, "happened": {"refused": 2}, "said": {}, "bad": 0}
+    >>> row["made"] = made | {"version": {"version": "1", "torch": "2"}}
     >>> print(page({"rows": [row]}).splitlines()[-1])
-    | A | a pipe \\\\| a link | 2 | 2 refused | |
+    | A | a pipe \\| a link | 2 | 2 refused | |
     """
     rows = results["rows"]
     turns, bad = sum(row["times"] for row in rows), sum(row["bad"] for row in rows)
     lines = [
         PREFACE,
         f"{len(rows)} things were tried, {turns:,} times in all; {bad or 'none'} of these went badly. "
-        f"({made_of(results, 'reliability', gpu=False)})",
+        f"({'; '.join(dict.fromkeys(made_on(row['made']) for row in rows))})",
         "",
         "| where | tried | times | what happened | for example |",
         "|---|---|---|---|---|",
