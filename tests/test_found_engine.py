@@ -363,7 +363,7 @@ def test_rotations_keep_sums_of_squares_and_no_other_size(size: str) -> None:
 )
 def test_buffers_that_lie_in_one_memory(buffers: Callable[[Tensor], dict[str, Tensor]]) -> None:
     net = Net(lambda m, x: m.o((m.a(x) * m.m1).relu() * m.m2), **mlp()).double()
-    buffered(net, **buffers(torch.rand(6, dtype=torch.float64) + 0.5))
+    buffered(net, True, **buffers(torch.rand(6, dtype=torch.float64) + 0.5))
     x = torch.randn(ROWS).double()
     sym = it.symmetry(net, x)
     torch.testing.assert_close(net(x), sym.act(sym.random(), net)(x), rtol=1e-9, atol=1e-9)

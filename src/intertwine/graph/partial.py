@@ -7,13 +7,15 @@ together with the part read here; so an axis of which only a part is read keeps 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Mapping
 
 from intertwine.graph import axes as ax
 from intertwine.graph.axes import Atom
-from intertwine.graph.meeting import Cut, Meeting, Reshaped
+from intertwine.graph.meeting import Cut, Reshaped
 from intertwine.graph.program import Call, Program
 from intertwine.graph.tape import Tape
+from intertwine.graph.value import Value
 
 NEVER_READ = "the forward never reads it with these inputs"
 
@@ -30,15 +32,41 @@ def fed_by_inputs(program: Program) -> frozenset[str]:
 
 def freeze_partly_read(tape: Tape, program: Program) -> None:
     """Nothing acts along an axis of weights of which some part is cut off and read nowhere."""
-    for cut in [cut for cut in tape.cuts if _leaves_a_part(cut, tape, program)]:
+    if not tape.cuts:
+        return
+    readers = _readers(tape)
+    for cut in [cut for cut in tape.cuts if _leaves_a_part(cut, readers, program)]:
         why = f"only a part of it is read with inputs of these sizes (slice at {cut.call.place})"
         tape.boundary_along(cut.source, cut.dim, why)
 
 
-def _leaves_a_part(cut: Cut, tape: Tape, program: Program) -> bool:
+#: The name of a call that reads something, and the last tensor of the meeting, which tells slices of one call apart.
+Reader = tuple[str, Value]
+
+
+def _readers(tape: Tape) -> dict[Atom, list[Reader]]:
+    """Atom → who reads it. Looking at a tensor in another shape or order is no reading."""
+    readers: dict[Atom, list[Reader]] = defaultdict(list)
+    for meeting in tape.meetings:
+        if isinstance(meeting, Reshaped) or meeting.operands[-1].value.view is not None:
+            continue
+        reader = meeting.call.name if meeting.call else "", meeting.operands[-1].value
+        for operand in meeting.operands:
+            for w in operand.windows:
+                for atom in ax.atoms(ax.part(operand.value.axes[w.axis], w.start, w.size)):
+                    readers[atom].append(reader)
+    return readers
+
+
+def _leaves_a_part(cut: Cut, readers: Mapping[Atom, list[Reader]], program: Program) -> bool:
+    """Whether a cut leaves something out that no op reads but those which lead to the cut."""
     whole, kept = (set(ax.atoms(v.axes[cut.dim])) for v in (cut.source, cut.result))
-    left = whole - kept
-    return bool(left) and not left <= _read(tape.meetings, left, cut, _upstream(program, cut.call))
+    if not (left := whole - kept):
+        return False
+    before = _upstream(program, cut.call)
+    return not all(
+        any(name not in before and last is not cut.result for name, last in readers.get(atom, ())) for atom in left
+    )
 
 
 def _upstream(program: Program, call: Call) -> set[str]:
@@ -49,21 +77,4 @@ def _upstream(program: Program, call: Call) -> set[str]:
         if earlier.name in wanted:
             found.add(earlier.name)
             wanted |= earlier.reads
-    return found
-
-
-def _read(meetings: Iterable[Meeting | Reshaped], wanted: set[Atom], cut: Cut, upstream: set[str]) -> set[Atom]:
-    """Those of some atoms that an op reads which does not lead to the cut; views of a tensor are no reading."""
-    found: set[Atom] = set()
-    for meeting in meetings:
-        if isinstance(meeting, Reshaped) or (meeting.call is not None and meeting.call.name in upstream):
-            continue
-        last = meeting.operands[-1].value
-        if last is cut.result or last.view is not None:
-            continue
-        for operand in meeting.operands:
-            for w in operand.windows:
-                axis = operand.value.axes[w.axis]
-                part = axis if w.size == axis.size else ax.part(axis, w.start, w.size)
-                found |= wanted.intersection(ax.atoms(part))
     return found

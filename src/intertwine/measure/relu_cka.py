@@ -36,14 +36,21 @@ def unit_channels(x: Representation) -> tuple[Float[Tensor, "channels samples po
     """Channels, centred and of length one, and which of them are constant, which are zero."""
     values = x.values.flatten(2) if x.values.dim() > 2 else x.values[..., None]
     flat = values.transpose(0, 1).contiguous().flatten(1)
-    size = flat.abs().amax(1)
+    size = _largest(flat)
     rest = flat - flat.mean(1, keepdim=True, dtype=torch.float64).to(flat.dtype)
     rest -= rest.mean(1, keepdim=True, dtype=torch.float64).to(flat.dtype)  # what the rounding of the mean left
-    spread = rest.abs().amax(1)
+    spread = _largest(rest)
     dead = spread <= STILL * x.eps * size
     rest /= torch.where(dead, 1.0, spread)[:, None]  # no square over- or underflows now
     rest /= torch.where(dead, 1.0, _lengths(rest))[:, None].to(flat.dtype)
-    return torch.where(dead[:, None], 0.0, rest).unflatten(1, (x.samples, -1)), dead
+    rest[dead] = 0.0
+    return rest.unflatten(1, (x.samples, -1)), dead
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """The largest absolute value of every row, without a copy of all."""
+    least, most = rows.aminmax(dim=1)
+    return torch.maximum(most, -least)
 
 
 def _lengths(x: Tensor) -> Tensor:
