@@ -134,7 +134,7 @@ def test_scales_and_signs_come_back_beside_matrices(name: str) -> None:
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mistral", "qwen3"))])
 def test_rotary_transformers_come_back(name: str) -> None:
     """Rotary positions leave scales, not matrices, between queries and keys; mistral and qwen3 group their queries."""
     catalogue = pytest.importorskip("catalogue")

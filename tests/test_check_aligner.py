@@ -21,7 +21,11 @@ SEEDS = count()
 FEW_STEPS = {"straight-through": {"steps": 8}, "sinkhorn": {"steps": 8}}
 
 
-@pytest.mark.parametrize("method", SOLVERS)
+#: A search of many steps per promise; its own tests are in tests/test_align_commutativity.py.
+LONG = "commutativity"
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=pytest.mark.slow) if m == LONG else m for m in SOLVERS])
 def test_every_method_keeps_its_promises(method: str) -> None:
     report = check_aligner(method, FEW_STEPS.get(method))
     assert max(report.laws.values()) < 1e-9

@@ -92,6 +92,7 @@ def smallest_share(widths: tuple[int, ...], number: int) -> float:
     ).parameters.share
 
 
+@pytest.mark.slow
 def test_wider_networks_can_lose_more_003_F28() -> None:
     """Claim 1, on perceptrons of 32 and 128 features in three layers: the wider keep a smaller share of themselves."""
     narrow, wide = ([smallest_share(widths, i) for i in range(2)] for widths in (NARROW, WIDE))

@@ -117,7 +117,7 @@ CHOICES = list(
 )
 
 
-@pytest.mark.parametrize("act", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize("act", [nn.ReLU, pytest.param(nn.Tanh, marks=pytest.mark.slow)])
 def test_the_merges_of_the_plain_algorithm_003_F07_F10_F11_F24(act: Callable[[], nn.Module]) -> None:
     model = chain(act)
     sizes = set()

@@ -208,6 +208,7 @@ def figure_4(seed: int) -> RotationPenalty:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_row_000_g63_rotations_cost_more_than_members_of_g_relu() -> None:
     found = [figure_4(seed) for seed in (0, 1)]
     mean = {(kind, what): sum(one.mean("3", kind, what) for one in found) / 2

@@ -51,12 +51,13 @@ def test_certified_and_covered(source: str, name: str) -> None:
 
 
 #: Signs and scales that can be read only through each other.
-TANGLED = {"transformers": ["mistral", "qwen3", "t5"], "timm": ["efficientvit_b0", "test_byobnet"]}
-#: Half a minute; of what is special about it, helpers that are read in training alone, a small network follows below.
-GOOGLENET = pytest.param("torchvision", "googlenet", marks=pytest.mark.slow)
+TANGLED = {"transformers": ["mistral", "qwen3", "t5"], "timm": ["test_byobnet"]}
+#: Half a minute each; of what is special about GoogLeNet, helpers that are read in training alone, a small network
+#: follows below.
+LONG = [pytest.param(*n, marks=pytest.mark.slow) for n in (("torchvision", "googlenet"), ("timm", "efficientvit_b0"))]
 
 
-@pytest.mark.parametrize(("source", "name"), [*((s, n) for s, names in TANGLED.items() for n in names), GOOGLENET])
+@pytest.mark.parametrize(("source", "name"), [*((s, n) for s, names in TANGLED.items() for n in names), *LONG])
 def test_a_planted_element_is_found_again(source: str, name: str) -> None:
     model, *_, sym = read(source, name)
     moved = sym.act(sym.random(seed=1, scale_spread=0.5), model)

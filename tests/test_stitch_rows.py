@@ -117,6 +117,7 @@ def test_000_G36_one_epoch_by_hand() -> None:
     assert not torch.allclose(found.matrix, start.matrix, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_000_G38_sparsity_rises_with_the_penalty() -> None:
     """λ = 0.001, 0.01, 0.1 give more and more zeros. λ = 1, unstable in the paper, is recorded with the rest.
 
@@ -262,6 +263,7 @@ def test_001_C15_networks_of_different_data_match() -> None:
     assert all(known(one.relative_accuracy) > 0.8 for one in found)
 
 
+@pytest.mark.slow
 def test_001_C16_relative_accuracy_rises_with_width() -> None:
     means = []
     for width in (2, 6, 12):
