@@ -170,7 +170,11 @@ def _section(name: str, plan: Plan, result: Result | None) -> Iterator[str]:
     yield ""
     if not _only_small(result):
         yield from _numbers(result, plan.notes)
-    yield from _claims(_claimed(name, result))
+    claimed = _claimed(name, result)
+    yield from _claims(claimed)
+    if "claims" in plan.notes and any(claim.holds is False for claim in claimed):
+        yield ""
+        yield f"- Where a claim does not hold: {plan.notes['claims']}"
     if "remark" in plan.notes:
         yield ""
         yield f"- {plan.notes['remark']}"

@@ -102,6 +102,16 @@ def test_a_scale_is_put_over_the_plan(plan_file: Path) -> None:
     assert [groups(plan)[0].folder for plan in (paper, gpu, cpu)] == ["z", "gpu/z", "cpu/z"]
 
 
+def test_a_note_on_claims_goes_with_the_claims(plan_file: Path) -> None:
+    under = plan_file.read_text() + '\n[notes]\nall = "all"\nclaims = "why"\n'
+    plan_file.write_text(under)
+    same, own = plan_file.with_name("same.toml"), plan_file.with_name("own.toml")
+    same.write_text('like = "small.toml"\ntitle = "the same"\n')
+    own.write_text('like = "small.toml"\n[[claims]]\nsays = "it is small"\nseries = "one"\nbelow = 3\n')
+    assert read_plan(same).notes == {"all": "all", "claims": "why"}
+    assert read_plan(own).notes == {"all": "all"}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

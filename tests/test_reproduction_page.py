@@ -43,6 +43,15 @@ def test_every_experiment_is_on_the_page_with_its_figure_or_the_command() -> Non
             assert (DOCS / picture).stat().st_size > 1000
 
 
+def test_wherever_something_differs_a_sentence_says_why() -> None:
+    for section in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]:
+        name = section.partition("\n")[0]
+        if "| **differs** |" in section:
+            assert re.search(r"^- Where .+ differs?: ", section, re.MULTILINE), name
+        if "| **no** |" in section:
+            assert re.search(r"^- Where .+ (differ|does not hold): ", section, re.MULTILINE), name
+
+
 def test_every_row_with_an_experiment_has_a_plan() -> None:
     listed = {row for line in PAGE.splitlines() if line.startswith("| [") for row in line.split("|")[2].split(", ")}
     assert not sorted(set(WANTED) - {row.strip() for row in listed})

@@ -7,7 +7,8 @@ kind = "stitching"              # its own table is [stitching]
 [data] [networks] [pairs] [stitching]
 [printed] [spread]              # series → one number per label
 [[claims]]                      # what the paper says in words, see `intertwine.reproduce.claims`
-[notes]                         # series → one sentence, shown where ours differs; "remark": shown always
+[notes]                         # series → one sentence, shown where ours differs; "claims": where one of them does not
+                                # hold; "remark": always
 [gpu.pairs] [cpu.networks] …    # put over the tables, entry by entry, at that scale
 """
 
@@ -172,7 +173,12 @@ def _entries(file: Path) -> dict[str, Any]:
 
 
 def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables put over tables, entry by entry, also at each scale; printed numbers are never mixed."""
+    """Tables put over tables, entry by entry, also at each scale; printed numbers are never mixed.
+
+    A note on claims goes with them: a plan with claims of its own does not take the note on another's.
+    """
+    if "claims" in over and "notes" in under:
+        under = {**under, "notes": {name: note for name, note in under["notes"].items() if name != "claims"}}
     mixed = {
         name: _over(under[name], table) if name in SCALES else {**under[name], **table}
         for name, table in over.items()
