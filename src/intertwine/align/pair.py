@@ -51,7 +51,7 @@ class Pair:
     def start_at(self, element: Element) -> None:
         """Forget all steps and move `b` by an element."""
         self.moves = dict(element.moves)
-        cut = pieces(self.symmetry, moved(self.symmetry, element, self.weights_b))
+        cut = pieces(self.symmetry, moved(self.symmetry, element.without_identities(), self.weights_b))
         self.b = [block.data.to(x.dtype) for x, block in zip(self.a, cut.blocks, strict=True)]
         self.squares = [squared_distance(x, y) for x, y in zip(self.a, self.b, strict=True)]
 

@@ -193,6 +193,19 @@ class Element:
         }
         return replace(self, moves=kept)
 
+    def without_identities(self) -> Element:
+        """The same, of those moves alone that do something: the others then cost nothing where it acts.
+
+        Example:
+            >>> import torch, intertwine
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.ReLU(), torch.nn.Linear(5, 1))
+            >>> symmetry = intertwine.symmetry(model, torch.zeros(1, 2))
+            >>> symmetry.identity().without_identities().wires, len(symmetry.random(seed=0).without_identities().wires)
+            ((), 1)
+        """
+        kept = {i: m for i, m in self.moves.items() if not _is_identity(m, identity_move(self.strands, i))}
+        return replace(self, moves=kept)
+
     def distance(self, other: Element) -> float:
         """Largest difference between the two elements' entries; 0 for equal elements."""
         self._check_same(other)
