@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -71,21 +71,47 @@ def writing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to, which becomes `path` when all of it is on the disk; gone after a failure."""
+    """A place beside `path` to write to, which becomes `path` when all of it is on the disk; gone after a failure.
+
+    A second writer of the same path waits until the first is done.
+    """
     file = path.resolve()  # a link stays a link to the new file
     if file.exists() and not file.is_file():  # a device such as /dev/stdout is no file to be replaced
         yield file
         return
     part = file.with_name(f".{file.name}.part")
+    with _only_writer_of(part):
+        try:
+            yield part
+            with part.open("rb") as held:  # on the disk before it gets its name: a power cut leaves the old or the new
+                os.fsync(held.fileno())
+            part.replace(file)
+            sync_folder(file.parent)
+        except BaseException:
+            part.unlink(missing_ok=True)  # on a full disk it takes the room that others need
+            raise
+
+
+@contextmanager
+def _only_writer_of(part: Path) -> Iterator[None]:
+    """Hold a file for one writer. It is let go with its handle, also when the process is killed."""
+    if fcntl is None:
+        yield
+        return
+    while True:
+        with part.open("ab") as held:
+            with suppress(OSError):  # a file system without locks: go on without one
+                fcntl.flock(held, fcntl.LOCK_EX)
+            if _is_still(part, held):  # else the writer before has given it its name, and a new one is needed
+                yield
+                return
+
+
+def _is_still(path: Path, held: IO[bytes]) -> bool:
     try:
-        yield part
-        with part.open("rb") as held:  # on the disk before it gets its name: a power cut leaves the old file or the new
-            os.fsync(held.fileno())
-        part.replace(file)
-        sync_folder(file.parent)
-    except BaseException:
-        part.unlink(missing_ok=True)  # on a full disk it takes the room that others need
-        raise
+        return os.path.samestat(path.stat(), os.fstat(held.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def sync_folder(folder: Path) -> None:
