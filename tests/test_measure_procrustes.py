@@ -1,5 +1,6 @@
 """Procrustes similarities and soft matching against brute force, scipy and the paper's numbers."""
 
+import pickle
 from itertools import permutations, product
 from math import inf
 from typing import Any
@@ -106,6 +107,15 @@ def test_000_G43_any_widths_and_few_samples(n: int, p: int, q: int) -> None:
     matrix = part(found, "matrix").numpy() * np.linalg.norm(y - y.mean(0)) / np.linalg.norm(x - x.mean(0))
     assert np.trace(a[:, :p].T @ b[:, :q] @ matrix) == pytest.approx(nuclear, abs=1e-12)
     assert np.linalg.svd(matrix, compute_uv=False).max() == pytest.approx(1)
+
+
+def test_000_G43_the_map_is_written_when_it_is_asked_for_and_travels_with_the_result() -> None:
+    x, y = related(10, 300, 200)
+    found = measure(x, y, "orthogonal_procrustes", baseline=False)
+    assert len(pickle.dumps(found)) < 8 * 300 * 200 / 4, "what the value took is far smaller than the map"
+    copy = pickle.loads(pickle.dumps(found))
+    assert part(found, "matrix") is part(found, "matrix")
+    assert torch.equal(part(copy, "matrix"), part(found, "matrix"))
 
 
 def test_000_G43_rotation_on_unit_columns_is_never_further_than_a_permutation() -> None:

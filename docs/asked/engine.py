@@ -251,9 +251,7 @@ MEASURES = (
             why="Both times scatter by a fifth from run to run on two cores, and the loop is timed on a few of its "
             "rows; runs on a quiet machine have reached it and missed it."),
     _faster("Procrustes, 300 × 3,000, by the N × N form", "≥ 20 × the d × d form", "orthogonal_procrustes", 20.0,
-            why="Ours takes as long on every machine tried (half of it to find the samples' span, a third to write the "
-            "map of d × d out); the singular values of d × d take a quarter of the time on some that they take on "
-            "others, and with them the ratio goes from 26 to 7."),
+            why="The singular values of d × d take a quarter of the time on some machines that they take on others."),
     _fused(64, 32, 250.0),
     _fused(512, 8, 200.0),
     Asked(

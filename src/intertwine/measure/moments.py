@@ -171,7 +171,7 @@ class _Layer:
                 'in this one. Give inputs of one size, or use a policy that has one width, such as "pool".'
             )
         rows = x.flat.double()
-        low, high = rows.aminmax(dim=0)
+        low, high = rows.amin(0), rows.amax(0)  # `aminmax` along an axis is far slower
         self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
         if not self.scale:  # as long as all is zero, any scale will do
             self.scale = 2.0 ** frexp(float(torch.maximum(high, -low).max()))[1] if rows.any() else 0.0

@@ -90,11 +90,19 @@ def constant(name: str, x: bool, y: bool, what: str = "constant: no feature vari
 
 @dataclass(frozen=True, eq=False)
 class Turnable:
-    """Columns x = small @ basisᵀ with orthonormal columns in the basis; no basis where there are enough samples."""
+    """Columns x = small @ basisᵀ with orthonormal columns in the basis; no basis where there are enough samples.
+
+    Values need `small` alone, so the basis stays in the form in which a QR decomposition finds it (`reflectors`, with
+    their factors) until a map is written out.
+    """
 
     small: Float[Tensor, "rows directions"]
-    basis: Float[Tensor, "features directions"] | None
+    reflectors: tuple[Float[Tensor, "features directions"], Float[Tensor, " directions"]] | None
     length: float
+
+    def from_directions(self, matrix: Float[Tensor, "directions n"]) -> Float[Tensor, "features n"]:
+        """basis @ matrix."""
+        return matrix if self.reflectors is None else torch.linalg.householder_product(*self.reflectors) @ matrix
 
 
 def _turnable(center: bool, representation: Representation) -> Turnable:
@@ -102,8 +110,8 @@ def _turnable(center: bool, representation: Representation) -> Turnable:
     whole = columns(representation, center, each=False)
     if len(whole.x) >= whole.x.shape[1]:
         return Turnable(whole.x, None, float(whole.lengths))
-    basis, small = torch.linalg.qr(whole.x.T)
-    return Turnable(small.T, basis, float(whole.lengths))
+    packed, factors = torch.geqrf(whole.x.T)
+    return Turnable(packed[: len(whole.x)].triu().T, (packed, factors), float(whole.lengths))
 
 
 def _turned(a: Turnable, order: Tensor) -> Turnable:
@@ -117,10 +125,15 @@ def _turn(center: bool, a: Turnable, b: Turnable) -> Result:
     check_rows(a.small, b.small)
     u, _, vt = torch.linalg.svd(b.small.T @ a.small, full_matrices=False)
     left = (a.small @ vt.T - b.small @ u).square().sum() + _outside(a.small, vt.T) + _outside(b.small, u)
-    matrix = u @ vt * (a.length / b.length)
-    matrix = matrix if b.basis is None else b.basis @ matrix
-    matrix = matrix if a.basis is None else matrix @ a.basis.T
-    return Result(name, 1 - sqrt(float(left)) / 2, alignment=Alignment(matrix=matrix))
+    turn = partial(_written, a, b, u @ vt * (a.length / b.length))
+    return Result(name, 1 - sqrt(float(left)) / 2, alignment=Alignment(write_matrix=turn))
+
+
+def _written(
+    a: Turnable, b: Turnable, turn: Float[Tensor, "directions_b directions_a"]
+) -> Float[Tensor, "features_b features_a"]:
+    """A map of directions as one of features."""
+    return a.from_directions(b.from_directions(turn).T).T
 
 
 def _outside(x: Tensor, directions: Tensor) -> Tensor:

@@ -48,9 +48,8 @@ def unit_channels(x: Representation) -> tuple[Float[Tensor, "channels samples po
 
 
 def _largest(rows: Tensor) -> Tensor:
-    """The largest absolute value of every row, without a copy of all."""
-    least, most = rows.aminmax(dim=1)
-    return torch.maximum(most, -least)
+    """The largest absolute value of every row, without a copy of all (`aminmax` along an axis is far slower)."""
+    return torch.maximum(rows.amax(1), -rows.amin(1))
 
 
 def _lengths(x: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -17,14 +19,22 @@ class Alignment:
     Attributes:
         permutation: feature i of the first meets feature permutation[i] of the second.
         scales: positive factors of the second's features, in the second's order.
-        matrix: y @ matrix lies on x (both centred where the measure centres).
         plan: a transport plan between features, first × second.
+        write_matrix: makes `matrix`.
     """
 
     permutation: Int[Tensor, " n"] | None = None
     scales: Float[Tensor, " n"] | None = None
-    matrix: Float[Tensor, "second first"] | None = None
     plan: Float[Tensor, "first second"] | None = None
+    write_matrix: Callable[[], Float[Tensor, "second first"]] | None = None
+
+    @cached_property
+    def matrix(self) -> Float[Tensor, "second first"] | None:
+        """y @ matrix lies on x (both centred where the measure centres).
+
+        Made when it is first asked for: with more features than samples it is far larger than what was compared.
+        """
+        return None if self.write_matrix is None else self.write_matrix()
 
 
 @dataclass(frozen=True, eq=False)
