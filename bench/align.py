@@ -28,9 +28,9 @@ from align_speed import measure_speed
 from machine import stamped
 
 import intertwine as it
-from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.commands.words import option
 from intertwine.files import write_json
+from intertwine.reproduce.published import Published
 from intertwine.zoo.seeds import seeds
 
 RESULTS = Path(__file__).parent / "results" / "align.json"
@@ -63,13 +63,9 @@ def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def measure_tiny10(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The same for the published Tiny-10 checkpoints, under the normalisation they were trained with."""
-    files = sorted((Path(os.environ["INTERTWINE_DATA"]) / "tiny10").glob("*.safetensors"))
-    models = []
-    for file in files:
-        models.append(it.zoo.build("tiny10").eval())
-        fill(models[-1], read_checkpoint(file), str(file))
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-    data = it.zoo.data("cifar10").normalised([255 * x for x in mean], [255 * x for x in std])
+    published = Published("tiny10")
+    models = [published.seed(seed) for seed in published.files]
+    data = published.seen(it.zoo.data("cifar10"))
     example = (torch.zeros(2, *data.shape),)
     symmetry = it.symmetry(models[0], *example)
     setting = Setting(METHODS, options.points, options.test, options.seen, options.device)
@@ -239,8 +235,7 @@ def main() -> None:
     """Measure one part, keep its rows, print the tables."""
     options = parser().parse_args()
     if options.part == "planted":
-        where = os.environ.get("INTERTWINE_DATA")
-        for row in measure_planted(options.elements, Path(where) if where else None):
+        for row in measure_planted(options.elements):
             print(json.dumps(row), flush=True)
             keep(options.results, "planted", [row], ("network",))
     elif options.part == "speed":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +14,15 @@ from torch import nn
 
 import intertwine as it
 from intertwine.align.starts import permutations_of
-from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.models.torchvision_ops import declare_missing_ops
+from intertwine.reproduce.published import Published
 from intertwine.zoo.networks import build
 from intertwine.zoo.networks.registry import architecture
 
 ZOO = ("mlp", "myrtle", "resnet20", "resnet18", "vgg16", "vit", "gpt", "tiny10")
 
 
-def subjects(data: Path | None) -> Iterator[tuple[str, nn.Module, Any]]:
+def subjects() -> Iterator[tuple[str, nn.Module, Any]]:
     """Networks as they start, GPT-2 by the configuration of its small size, and real Tiny-10 checkpoints."""
     for name in ZOO:
         torch.manual_seed(0)
@@ -33,15 +32,14 @@ def subjects(data: Path | None) -> Iterator[tuple[str, nn.Module, Any]]:
 
     torch.manual_seed(0)
     yield "GPT-2 small", GPT2LMHeadModel(GPT2Config(use_cache=False)).eval(), torch.zeros(1, 8, dtype=torch.long)
-    for file in sorted((data / "tiny10").glob("*.safetensors")) if data else ():
-        model = build("tiny10").eval()
-        fill(model, read_checkpoint(file), str(file))
-        yield f"tiny10 {file.stem}", model, architecture("tiny10").example()
+    published = Published("tiny10")
+    for seed in published.files:
+        yield f"tiny10 seed{seed}", published.seed(seed), architecture("tiny10").example()
 
 
-def measure_planted(seeds: int, data: Path | None) -> Iterator[dict[str, Any]]:
+def measure_planted(seeds: int) -> Iterator[dict[str, Any]]:
     """One row per network: how many of so many planted elements came back, and the longest time."""
-    for name, model, example in subjects(data):
+    for name, model, example in subjects():
         symmetry = it.symmetry(model, example)
         row: dict[str, Any] = {"network": name, "seeds": seeds}
         for kind, method in (("permutations", "weights"), ("scales", "scale-aware")):

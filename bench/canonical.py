@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 import warnings
@@ -116,21 +115,15 @@ def measure_fingerprints(count: int = 1000) -> dict[str, Any]:
             "distinct": len(set(marks))}  # fmt: skip
 
 
-def measure_tiny10(folder: Path) -> list[dict[str, Any]]:
-    """A random move, and noise on top of it, on each real checkpoint."""
-    from safetensors.torch import load_file
-    from tiny10 import example_inputs, net
-
+def measure_tiny10() -> list[dict[str, Any]]:
+    """A random move, and noise on top of it, on each real checkpoint; nothing where there is none."""
     import intertwine as it
+    from intertwine.reproduce.published import Published
+    from intertwine.zoo.networks.registry import architecture
 
-    rows = []
-    x = example_inputs()
-    for file in sorted(folder.glob("*.safetensors")):
-        model = net()
-        model.load_state_dict(load_file(file))
-        sym = it.symmetry(model, x)
-        rows.append({"name": file.stem} | plant(model, sym))
-    return rows
+    published, x = Published("tiny10"), architecture("tiny10").example()
+    models = {seed: published.seed(seed) for seed in published.files}
+    return [{"name": f"seed{seed}"} | plant(model, it.symmetry(model, x)) for seed, model in models.items()]
 
 
 def plant(model: Any, sym: Any) -> dict[str, Any]:
@@ -279,11 +272,10 @@ def main() -> None:
     elif not chosen.page:
         results["times"] = measure_times()
         results["fingerprints"] = measure_fingerprints()
-        folder = Path(os.environ.get("INTERTWINE_DATA", ".")) / "tiny10"
-        if folder.is_dir():
-            results["tiny10"] = measure_tiny10(folder)
+        if checkpoints := measure_tiny10():
+            results["tiny10"] = checkpoints
         else:
-            print(f"no folder {folder}: set INTERTWINE_DATA to the folder that holds tiny10/ for the real checkpoints")
+            print("no real checkpoints: set INTERTWINE_DATA to the folder that holds tiny10/")
         results = stamped(results, "quick")
         write(chosen.out, results)
     print(page(results))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -24,7 +23,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import intertwine as it
-from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.connect.statistics import batch_norms, reset_statistics
 from intertwine.fold.activations import fold_activations
 from intertwine.fold.budget import fold_to
@@ -33,13 +31,13 @@ from intertwine.fold.fold import fold
 from intertwine.fold.kmeans import fold_kmeans
 from intertwine.fold.options import PAPER_CODE, PRINTED
 from intertwine.fold.pruning import prune
+from intertwine.reproduce.published import Published
 
 PEER = Path(__file__).with_name("fold_peer.py")
 #: The grids: betas as printed (row 003-F16) and on from there; shares of features, or of parameters, that are kept.
 BETAS = (0.01, 0.03, 0.05, 0.07, 0.1, 0.12, 0.14, 0.15, 0.18, 0.2, 0.25, 0.3)
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 #: How the published Tiny-10 networks saw images: mean and deviation of pixels from 0 to 1.
-TINY10 = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 Batches = list[tuple[Tensor, Tensor]]
 
 
@@ -146,10 +144,8 @@ def opened(name: str, zoo: str | None, number: int, seen: int, test: int, device
     if zoo is None and name != "tiny10":
         raise SystemExit(f"Where are the trained {name} networks? Pass --zoo FOLDER; `train` makes one.")
     if zoo is None:
-        file = sorted((Path(os.environ["INTERTWINE_DATA"]) / "tiny10").glob("*.safetensors"))[number]
-        model = it.zoo.build("tiny10").eval()
-        fill(model, read_checkpoint(file), str(file))
-        data = it.zoo.data("cifar10").normalised(*([255 * x for x in values] for values in TINY10))
+        published = Published("tiny10")
+        model, data = published.seed(number), published.seen(it.zoo.data("cifar10"))
         built: tuple[str, Mapping[str, Any]] = "tiny10", {}
         about: dict[str, Any] = {"architecture": "tiny10", "recipe": "published", "weight_decay": 1e-4, "seed": number}
     else:

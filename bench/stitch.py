@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -30,10 +29,10 @@ from stitch_page import RESULTS, page
 from torch import nn
 
 import intertwine as it
-from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.features.batches import placed
 from intertwine.files import write_json
 from intertwine.measure.measure import find
+from intertwine.reproduce.published import Published
 from intertwine.stitch.family import family_of, find_family
 from intertwine.stitch.passes import moments_of
 from intertwine.stitch.splice import Splice
@@ -45,7 +44,6 @@ from intertwine.zoo.networks.sites import relu_paths
 from intertwine.zoo.recipe import RECIPES
 
 #: Mean and deviation of the pixels, as the published Tiny-10 networks were fed.
-TINY10 = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Tanh)
 COLUMN = ("linear", "lowrank:1", "lowrank:2", "lowrank:4", "relu:birkhoff")
 
@@ -183,14 +181,9 @@ def measure_cka(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _published(options: argparse.Namespace) -> tuple[list[nn.Module], Any]:
     """The Tiny-10 networks that their authors published, and CIFAR-10 as these were fed."""
-    folder = Path(os.environ["INTERTWINE_DATA"]) / "tiny10"
-    networks = []
-    for file in sorted(folder.glob("*.safetensors"))[: 2 * options.pairs]:
-        model = build("tiny10").eval()
-        fill(model, read_checkpoint(file), str(file))
-        networks.append(model.to(options.device))
-    data = it.zoo.data("cifar10").normalised([255 * x for x in TINY10[0]], [255 * x for x in TINY10[1]])
-    return networks, data.subset(options.train, options.test).to(options.device)
+    published = Published("tiny10")
+    networks = [published.seed(seed).to(options.device) for seed in list(published.files)[: 2 * options.pairs]]
+    return networks, published.seen(it.zoo.data("cifar10")).subset(options.train, options.test).to(options.device)
 
 
 def _cka(one: Any, data: Any, *, images: bool = False) -> float:

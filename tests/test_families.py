@@ -1,25 +1,22 @@
 """Families: which of many networks are one up to a symmetry."""
 
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from orbits import check_canonical, distance, mlp, noisy
-from safetensors.torch import load_file
 from torch import nn
 
 import intertwine as it
 from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.families import families
 from intertwine.canonical.form import Form, make_form
+from intertwine.reproduce.published import Published
 from intertwine.symmetry.symmetry import Symmetry
+from intertwine.zoo.networks.registry import architecture
 
-ROOT = Path(__file__).parents[1]
-DATA = Path(os.environ.get("INTERTWINE_DATA", ROOT.parent / "shared" / "data")) / "tiny10"
+TRAINED = Published("tiny10")
 
 
 def forms(sym: Symmetry, models: dict[str, nn.Module]) -> Iterator[tuple[str, Form]]:
@@ -63,16 +60,10 @@ def test_the_tolerance() -> None:
     assert len(families(forms(sym, models), tol=1e-2)) == 1
 
 
-@pytest.mark.skipif(not list(DATA.glob("*.safetensors")), reason="the trained Tiny-10 checkpoints are not here")
+@pytest.mark.skipif(not TRAINED.files, reason="INTERTWINE_DATA names no folder that holds tiny10/seed*.safetensors")
 def test_trained_networks() -> None:
-    sys.path.insert(0, str(ROOT / "examples"))
-    import tiny10  # pyrefly: ignore[missing-import]
-
-    models = {}
-    for path in sorted(DATA.glob("*.safetensors"))[:2]:
-        models[path.stem] = tiny10.net()
-        models[path.stem].load_state_dict(load_file(path))
-    x = tiny10.example_inputs()
+    models = {f"seed{seed}": TRAINED.seed(seed) for seed in (0, 1)}
+    x = architecture("tiny10").example()
     a, b = models
     sym = it.symmetry(models[a], x)
     check_canonical(sym, models[a], x)

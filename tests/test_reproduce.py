@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import intertwine as it
 from intertwine.errors import InputError
@@ -22,6 +24,7 @@ from intertwine.reproduce.plan import Data, read_plan
 from intertwine.reproduce.published import Published
 from intertwine.reproduce.work import Work
 from intertwine.zoo.group import initial
+from intertwine.zoo.networks.registry import build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -230,11 +233,25 @@ def test_published_networks_that_are_not_there(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("INTERTWINE_DATA", str(tmp_path))
     with pytest.raises(InputError, match=r"network tiny10 of seed 3 was asked for, but .* Set INTERTWINE_DATA"):
         Published("tiny10").seed(3)
-    with pytest.raises(InputError, match=r"elsewhere.tiny10.seed3"):
+    with pytest.raises(InputError, match=r"data folder .*elsewhere was given, but it does not exist"):
         Published("tiny10", tmp_path / "elsewhere").seed(3)
     plan, some = read_plan(FIGURE, "gpu"), read_data(Data("digits"))
     found = trained(plan, some, tmp_path, CPU, lambda doing: None, tmp_path)
     assert found == [Published("tiny10", tmp_path)]
+
+
+def test_published_networks_come_from_the_first_folder_that_has_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, seeds in (("none", ()), ("first", (10, 2)), ("second", (0,))):
+        (tmp_path / folder / "tiny10").mkdir(parents=True)
+        for seed in seeds:
+            save_file(build("tiny10").state_dict(), tmp_path / folder / "tiny10" / f"seed{seed}.safetensors")
+    monkeypatch.setenv("INTERTWINE_DATA", os.pathsep.join(str(tmp_path / name) for name in ("none", "first", "second")))
+    assert list(Published("tiny10").files) == [2, 10]
+    assert not Published("tiny10").seed(2).training
+    with pytest.raises(InputError, match=r"no tiny10/seed0.safetensors in .*none, .*first, .*second"):
+        Published("tiny10").seed(0)
 
 
 def test_enlarged_images_repeat_their_pixels() -> None:

@@ -1,6 +1,5 @@
 """The architectures of the zoo: published parameter counts, module paths, tracing, symmetry, and errors in words."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import intertwine as it
 from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.errors import InputError
 from intertwine.models import load
+from intertwine.reproduce.published import Published
 from intertwine.zoo.networks.activations import MODULES, maker
 from intertwine.zoo.networks.options import one_of
 from intertwine.zoo.networks.registry import architecture, architectures, build
@@ -332,13 +332,10 @@ def test_001_C32_tiny10_is_the_network_of_the_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    not (Path(os.environ.get("INTERTWINE_DATA", "nowhere")) / "tiny10").is_dir(),
-    reason="set INTERTWINE_DATA to a folder that holds tiny10/seed*.safetensors",
+    not Published("tiny10").files, reason="INTERTWINE_DATA names no folder that holds tiny10/seed*.safetensors"
 )
 def test_001_C32_the_published_checkpoints_fit() -> None:
-    files = sorted((Path(os.environ["INTERTWINE_DATA"]) / "tiny10").glob("seed*.safetensors"))
-    assert files
-    for file in files:
+    for file in Published("tiny10").files.values():
         state, model = read_checkpoint(file), build("tiny10")
         assert set(state) == set(model.state_dict())
         fill(model, state, str(file))
