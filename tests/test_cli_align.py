@@ -18,7 +18,6 @@ import intertwine as it
 from intertwine.align.alignment import Alignment, WirePart
 from intertwine.cli import main
 from intertwine.commands import align as command
-from intertwine.commands.networks import _spread
 from intertwine.commands.settings import settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -308,15 +307,6 @@ def test_options_of_the_right_kind() -> None:
     given = settings("sinkhorn", ["steps=20", "rate=1", "at=None", "temperature=0.5"])
     assert given == {"steps": 20, "rate": 1, "at": None, "temperature": 0.5}
     assert settings("none of these", ["anything=1"]) == {"anything": 1}
-
-
-def test_few_images_are_of_all_classes() -> None:
-    """Folders of images are sorted by class."""
-    labels = torch.arange(10).repeat_interleave(37)
-    images, chosen = _spread(torch.arange(370), labels, 20)
-    assert chosen.bincount().tolist() == [2] * 10
-    assert torch.equal(labels[images], chosen)
-    assert len(_spread(labels, labels, 1000)[0]) == 370
 
 
 @pytest.mark.parametrize("name", ["align", "barrier", "merge"])

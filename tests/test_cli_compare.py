@@ -46,10 +46,23 @@ def test_json_is_the_same_as_python(zoo: str, capsys: pytest.CaptureFixture[str]
     call = ["compare", f"{zoo}:0", f"{zoo}:3", "--json", "--layer", "2", "--layer-b", "2", "--layer-b", "4"]
     assert main([*call, "--samples", "100", "--batch", "30", "--policy", "pool"]) == 0
     found = json.loads(capsys.readouterr().out)
-    (a, b), data = it.zoo.load(zoo)[:], it.zoo.data("digits").subset(test=100)
+    (a, b), data = it.zoo.load(zoo)[:], it.zoo.data("digits").spread(100)
     expected = it.compare(a, b, data.batches("test", 100), "2", policy="pool", layers_b=["2", "4"])
     assert [row["value"] for row in found["results"]] == pytest.approx(expected.matrix().flatten().tolist(), abs=1e-6)
     assert found["second"] == ["2", "4"]
+
+
+def test_images_are_seen_as_the_networks_learnt_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"widths": [64, 12, 8, 10]}
+    zoo = it.zoo.train("mlp", seeds=[0, 1], data="digits", out=tmp_path, recipe="chen", epochs=1, options=options)
+    assert main(["compare", f"{tmp_path}:0", f"{tmp_path}:1", "--json", "--layer", "2"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    values = [
+        it.compare(zoo[0], zoo[1], data.batches("test", 180), "2").result("2", "2").value
+        for data in (zoo.dataset(), it.zoo.data("digits"))
+    ]
+    assert row["value"] == pytest.approx(values[0], abs=1e-6)
+    assert row["value"] != pytest.approx(values[1], abs=1e-3)
 
 
 def test_a_heat_map(zoo: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional
 import intertwine as it
 from intertwine.cli import main
 from intertwine.commands import stitch as command
-from intertwine.commands.networks import Images
+from intertwine.zoo.feeding import shuffled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -121,7 +121,7 @@ def test_json_is_json_alone_and_the_same_as_python(run: Run, zoo: str) -> None:
         "digits", (data.images[chosen], data.labels[chosen]), (data.test_images, data.test_labels), data.mean, data.std,
         data.classes,
     )  # fmt: skip
-    fed = command._shuffled(Images("digits", data.shape, train.batches("train", 250), train.batches("test", 180)))
+    fed = shuffled(train, 250)
     expected = it.stitches(
         a, b, "2", "linear", data=fed, test=train.batches("test", 180), epochs=2, seeds=range(2), start="random"
     )
@@ -148,7 +148,7 @@ def test_training_images_come_in_another_order_every_epoch() -> None:
         "sorted", (data.images[order], data.labels[order]), (data.test_images, data.test_labels), data.mean, data.std,
         data.classes,
     )  # fmt: skip
-    fed = command._shuffled(Images("sorted", data.shape, by_class.batches("train", 250), by_class.batches("test", 180)))
+    fed = shuffled(by_class, 250)
     first, second = (torch.cat([labels for _, labels in fed]) for _ in range(2))
     assert not torch.equal(first, second)
     assert torch.equal(first.sort().values, data.labels.sort().values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +17,10 @@ import torch
 from scipy.stats import binomtest
 
 import intertwine as it
-from intertwine.errors import InputError
+from intertwine.errors import InputError, IntertwineError
 from intertwine.study import Store, run
 from intertwine.study.plan import Part, Plan, ZooPlan
+from intertwine.study.plan import plan_of as read_plain
 from intertwine.study.running import Progress
 from intertwine.study.verbs.dissecting import CONCEPTS
 from intertwine.study.verbs.strokes import stroke_concepts
@@ -136,15 +138,84 @@ def test_networks_added_to_a_zoo_are_seen_and_random_numbers_are_left_alone(tmp_
     before = torch.get_rng_state()
     for seeds in ([0], [0, 1]):
         it.zoo.train("mlp", seeds=seeds, data="digits", out=place, options={"widths": (64, 8, 10)}, epochs=1)
-        study = run(plan, out=tmp_path / f"s{len(seeds)}")
+        study = run(plan, out=tmp_path / "s")
         assert not study.errors
-        assert len(study.frame()) == len(seeds)
+        assert study.run == 1, "what was done of the other network stays"
+        assert sorted(study.frame()["a"].to_list()) == [f"z:{seed}" for seed in seeds]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_results_of_networks_that_were_trained_again_are_not_mixed(tmp_path: Path) -> None:
+    place = tmp_path / "z"
+    plan = Plan("p", {"z": ZooPlan(folder=str(place))}, (Part("accuracy", ("z",)),))
+    for epochs in (1, 2):
+        it.zoo.train("mlp", seeds=[0], data="digits", out=place, options={"widths": (64, 8, 10)}, epochs=epochs)
+        if epochs == 1:
+            run(plan, out=tmp_path / "s")
+            shutil.rmtree(place)
+    with pytest.raises(InputError, match=r"holds the results of 1 tasks .* trained again, or are gone.*another folder"):
+        run(plan, out=tmp_path / "s")
+    assert len(run(plan, out=tmp_path / "t").frame()) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"recipe": "plane"}, r"Zoo 'b': There is no recipe 'plane'. Did you mean plain"),
+        ({"data": "digts"}, r"Zoo 'b': No data set is called 'digts'. Did you mean digits"),
+        ({"epochs": 0}, r"Zoo 'b': The recipe asks for epochs=0; give a whole number"),
+        ({"seeds": [0, 0]}, r"Zoo 'b': Seeds are whole numbers .* each given once; found \[0, 0\]"),
+        ({"options": {"widths": [63, 8, 10]}}, r"Zoo 'b': "),
+    ],
+)
+def test_a_zoo_that_cannot_be_trained_is_refused_before_another_is(
+    wrong: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    zoo = {"architecture": "mlp", "data": "digits", "seeds": [0], "epochs": 1}
+    plan = {"name": "p", "zoos": {"a": zoo, "b": zoo | wrong}, "parts": [{"verb": "accuracy"}]}
+    with pytest.raises(IntertwineError, match=said):
+        run(plan, out=tmp_path / "s")
+    assert not (tmp_path / "s").exists(), "the plan, mended, may still be carried out there"
+
+
+def test_a_zoo_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text(
+        'name = "p"\n\n[zoos.z]\narchitecture = "mlp"\ndata = "digits"\nseeds = "0:1"\nrecipe = "plane"\n'
+        '[[parts]]\nverb = "accuracy"\n'
+    )
+    with pytest.raises(InputError, match=r"Zoo 'z' \(line 3\): There is no recipe 'plane'"):
+        run(file, out=tmp_path / "s")
+
+
+def test_networks_that_were_trained_in_other_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
+    """As those of a GPU are, where a study goes on without one."""
+    zoo = {"architecture": "mlp", "data": "digits", "seeds": [0, 1], "epochs": 1}
+    plan = read_plain({"name": "p", "zoos": {"z": zoo}, "parts": [{"verb": "accuracy"}]})
+    with Store(tmp_path, plan.name, plan.to_dict()):
+        place = tmp_path / "zoos" / "z"
+        it.zoo.train("mlp", seeds=[0], data="digits", out=place, epochs=1, precision="float64")
+    assert not run(plan, out=tmp_path).errors
+    assert (it.zoo.load(place).seeds, it.zoo.load(place).manifest.plan.precision) == ((0, 1), "float64")
+
+
+def test_folders_may_have_any_name(zoo: Any, tmp_path: Path) -> None:
+    plan = plan_of(zoo, Part("accuracy", ("z",)))
+    place = tmp_path / "width[64] *?"
+    assert run(plan, out=place).run == 3
+    again = run(plan, out=place)
+    assert again.run == 0
+    assert len(again.frame()) == 3
 
 
 def test_tasks_compute_on_the_device_that_is_asked_for(zoo: Any, tmp_path: Path) -> None:
     plan = plan_of(zoo, Part("accuracy", ("z",)))
     assert not run(plan, out=tmp_path / "here", device="cpu").errors
+    for name, said in (("gpu", "torch knows cpu, cuda"), ("cuda", "torch finds no GPU here")):
+        if not (name == "cuda" and torch.cuda.is_available()):
+            with pytest.raises(InputError, match=f"The device '{name}' was asked for.*{said}"):
+                run(plan, out=tmp_path / name, device=name)
+            assert not (tmp_path / name).exists()
     errors = run(plan, out=tmp_path / "nowhere", device="meta").errors  # a device that holds no numbers
     assert errors
     assert all("meta" in error for error in errors.values())

@@ -107,6 +107,18 @@ def test_a_subset_is_a_data_set_of_its_own() -> None:
         data.subset(8)
 
 
+def test_few_images_are_of_all_classes() -> None:
+    """Folders of images are sorted by class."""
+    labels = np.arange(10).repeat(37)
+    images = labels.astype(np.uint8)[:, None, None, None]
+    data = Dataset.of("sorted", (images, labels), (images[:7], labels[:7]), [0], [1], list("0123456789"))
+    few = data.spread(20)
+    assert few.labels.bincount().tolist() == [2] * 10
+    assert torch.equal(few.images.flatten().long(), few.labels)
+    assert torch.equal(few.test_images, data.test_images)
+    assert same(data.spread(1000), data)
+
+
 @pytest.mark.parametrize("name", ["images", "labels", "test_images", "test_labels"])
 def test_the_checksum_sees_every_value(name: str) -> None:
     data = small()

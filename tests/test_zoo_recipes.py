@@ -1,6 +1,8 @@
 """Recipes: the papers' values by name, learning rates against torch's schedulers, changes, plain data, errors."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -216,6 +218,26 @@ def test_entries_that_are_missing_have_their_usual_values() -> None:
 def test_errors_say_what_to_do(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         recipe("godfrey", **changes)
+
+
+def test_entries_of_a_wrong_kind() -> None:
+    """In a process of its own: here, every call is checked against its annotations before the recipe can."""
+    code = """
+from intertwine.errors import InputError
+from intertwine.zoo.recipe import recipe
+for changes in ({"epochs": "3"}, {"milestones": 5}, {"milestones": ["5"]}, {"flip": "no"}):
+    try:
+        recipe("godfrey", **changes)
+    except InputError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "The recipe asks for epochs='3'; give a whole number, 1 or more.",
+        "The recipe asks for milestones=5; give epochs, such as [80, 120].",
+        "The recipe asks for milestones=('5',); give epochs, such as [80, 120].",
+        "The recipe asks for flip='no'; give True or False.",
+    ]
 
 
 def test_a_recipe_nobody_knows() -> None:

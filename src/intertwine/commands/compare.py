@@ -9,13 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from intertwine.commands.document import print_json
-from intertwine.commands.networks import load_networks
+from intertwine.commands.networks import load_networks, read_images
 from intertwine.commands.pictures import SVG, check_picture, save_picture
 from intertwine.commands.show import terminal
 from intertwine.measure.compare import compare
 from intertwine.measure.comparison import Comparison
 from intertwine.measure.result import Result
-from intertwine.zoo.datasets.find import data as find_data
 
 #: Layers up to which a table of all pairs fits a terminal.
 WIDE = 12
@@ -26,14 +25,13 @@ def run(options: Namespace) -> int:
     check_picture(options.svg, SVG)
     names, weights = (options.first, options.second), (options.weights, options.weights_b)
     with Console(stderr=True).status("reading the data") as status:
-        data = find_data(options.data, options.data_folder)
-        samples = min(options.samples, len(data.test_labels))
+        images = read_images(options, names)
+        assert images is not None  # there is a default
         status.update("building the networks")
-        first, second = load_networks(names, weights, (), data)
-        status.update(f"comparing on {samples:,} test images of {data.name}")
-        batches = data.subset(test=samples).batches("test", options.batch)
+        first, second = load_networks(names, weights, (), images)
+        status.update(f"comparing on {len(images.test.dataset.test_labels):,} test images of {images.name}")
         found = compare(
-            first.model, second.model, batches, options.layer or None, options.measure or ["linear_cka"],
+            first.model, second.model, images.test, options.layer or None, options.measure or ["linear_cka"],
             options.policy, options.layer_b or None,
         )  # fmt: skip
         if options.svg:

@@ -24,7 +24,7 @@ from intertwine.study.running import Study
 from intertwine.study.running import run as run_study
 from intertwine.study.store import Store
 from intertwine.study.workbench import Workbench
-from intertwine.study.zoos import known_zoos, train_missing
+from intertwine.study.zoos import known_zoos, missing
 from intertwine.symmetry.certificate import Certificate
 from intertwine.symmetry.symmetry import symmetry
 
@@ -66,7 +66,8 @@ def carry_out(out: Path, tell: Tell) -> Study:
     with Store(folder, plan.name, plan.to_dict()):  # a folder of another plan is refused before anything is written
         write_text(copy, PLAN.read_text(encoding="utf-8"))
         training, working = within(tell, 0.0, TRAINED), within(tell, TRAINED, WORKED)
-        train_missing(plan, known_zoos(plan, folder), lambda p: training("training the networks", p.done))
+        for zoo in missing(plan, known_zoos(plan, folder)):
+            zoo.run(lambda p: training("training the networks", p.done))
     return run_study(
         copy, out=folder, progress=lambda p: working(f"{p.done} of {p.total} tasks: {p.doing}", p.done / p.total)
     )

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-from torch import Tensor
-
 from intertwine.connect.statistics import batch_norms
 from intertwine.errors import InputError
 from intertwine.models import Loaded, load
@@ -72,14 +69,7 @@ def read_images(options: Namespace, names: Sequence[str]) -> Images | None:
         )
     for mean, std in seen:
         data = data.normalised(mean, std)
-    few = Dataset.of(
-        data.name,
-        _spread(data.images, data.labels, options.samples),
-        _spread(data.test_images, data.test_labels, options.samples),
-        data.mean,
-        data.std,
-        data.classes,
-    )
+    few = data.spread(options.samples)
     return Images(data.name, data.shape, *(_even(few, part, options.batch) for part in ("train", "test")))
 
 
@@ -113,14 +103,6 @@ def _normalisations(names: Sequence[str], checksum: str) -> set[tuple[tuple[floa
         for data in learnt
         if data["checksum"] == checksum
     }
-
-
-def _spread(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """So many images over the whole part: folders of images are sorted by class, and the first are of one class."""
-    if count >= len(labels):
-        return images, labels
-    chosen = torch.arange(count) * len(labels) // count
-    return images[chosen], labels[chosen]
 
 
 def _even(data: Dataset, split: str, most: int) -> Batches:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from intertwine.commands import show
 from intertwine.commands.document import print_json
-from intertwine.commands.networks import Images, load_networks, read_images
+from intertwine.commands.networks import load_networks, read_images
 from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import save_picture
 from intertwine.commands.progress import progress
@@ -22,9 +22,8 @@ from intertwine.stitch.collection import Stitches
 from intertwine.stitch.family import find_family
 from intertwine.stitch.many import stitches
 from intertwine.stitch.settings import of_recipe
-from intertwine.zoo.feeding import TrainingBatches
+from intertwine.zoo.feeding import shuffled
 from intertwine.zoo.precision import find_device
-from intertwine.zoo.recipe import Recipe
 from intertwine.zoo.seeds import seeds
 
 #: What --out holds: the maps, everything that is said of them, a picture, and the state of a run that was stopped.
@@ -60,8 +59,9 @@ def _fitted(options: Namespace, given: dict[str, Any]) -> tuple[dict[str, Any], 
         tell("building the networks", 0.0)
         front, back = load_networks(names, (options.weights, options.weights_b), options.input, images)
         found = stitches(
-            front.model.to(device), back.model.to(device), places, options.family.split(","), data=_shuffled(images),
-            test=images.test, fit=("direct", "task") if options.fit == "both" else options.fit, recipe=options.recipe,
+            front.model.to(device), back.model.to(device), places, options.family.split(","),
+            data=shuffled(images.train.dataset, images.train.size), test=images.test,
+            fit=("direct", "task") if options.fit == "both" else options.fit, recipe=options.recipe,
             seeds=seeds(options.seeds), skip=options.skip, out=Path(options.out) / STATE if options.out else None,
             progress=tell, **given,
         )  # fmt: skip
@@ -97,12 +97,6 @@ def _place(text: str) -> str | tuple[str, str]:
             "several."
         )
     return (front, back) if equals else front
-
-
-def _shuffled(images: Images) -> TrainingBatches:
-    """The training images in another order in every epoch: folders of images are sorted by class."""
-    plain = Recipe("in another order", epochs=1, batch=images.train.size, optimizer="sgd", rate=1.0)
-    return TrainingBatches(images.train.dataset, plain)
 
 
 # -- what is written ---------------------------------------------------------------------------------------------------

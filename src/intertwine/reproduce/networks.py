@@ -17,9 +17,8 @@ from intertwine.reproduce.plan import Data, Networks, Plan
 from intertwine.reproduce.published import Published
 from intertwine.zoo.datasets.dataset import Dataset
 from intertwine.zoo.datasets.find import data as find_data
-from intertwine.zoo.folder import load
 from intertwine.zoo.group import initial
-from intertwine.zoo.manifest import FILE as MANIFEST
+from intertwine.zoo.manifest import precision_there
 from intertwine.zoo.networks.registry import build
 from intertwine.zoo.training import train
 
@@ -180,13 +179,11 @@ def trained(
         seeds = sorted({seed for place, seed in ends if place == number})
         tell(f"training {len(seeds)} networks {group.folder}")
         held = folder / group.folder
-        # what was trained on a GPU can be looked at elsewhere
-        precision = load(held).manifest.plan.precision if (held / MANIFEST).is_file() else None
         own = read_data(Data(**group.trained_on), data_folder) if group.trained_on else data
         found.append(
             train(
                 networks.architecture, seeds=seeds, data=own, out=held, recipe=networks.recipe, options=group.options,
-                device=str(device), precision=precision, select=networks.select, **networks.changes,
+                device=str(device), precision=precision_there(held), select=networks.select, **networks.changes,
             )
         )  # fmt: skip
     return found

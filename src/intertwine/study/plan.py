@@ -33,9 +33,12 @@ from typing import Any, NoReturn
 
 from intertwine.errors import InputError, did_you_mean
 from intertwine.study.lines import Lines
+from intertwine.zoo.recipe import Recipe
 from intertwine.zoo.seeds import seeds as read_seeds
 
 PAIRS = ("all", "neighbours")
+#: What a plan may change of a recipe.
+CHANGES = {entry.name for entry in fields(Recipe)} - {"name", "source"}
 #: Kinds of values in words, as somebody knows them who writes TOML.
 KINDS: dict[type, str] = {
     dict: "a table", Mapping: "a table", list: "a list", tuple: "a list", str: "a text", int: "a whole number",
@@ -107,7 +110,8 @@ class Plan:
     name: str
     zoos: Mapping[str, ZooPlan]
     parts: tuple[Part, ...]
-    lines: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)  # part → its line in the file
+    #: The number of a part, or the name of a zoo → its line in the file.
+    lines: Mapping[int | str, int] = field(default_factory=dict, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, which `plan_of` reads."""
@@ -156,7 +160,9 @@ def plan_of(data: Mapping[str, Any], source: str = "the plan", lines: Lines | No
     parts = tuple(reader.part(entry, i, zoos) for i, entry in enumerate(reader.typed(data, "parts", list | tuple, ())))
     if not zoos or not parts:
         reader.refuse("it needs at least one zoo ([zoos.NAME]) and one part ([[parts]])")
-    return Plan(name, zoos, parts, {i: reader.line("parts", i) for i in range(len(parts))} if lines else {})
+    places: dict[int | str, int] = {i: reader.line("parts", i) for i in range(len(parts))}
+    places |= {name: reader.line("zoos", name) for name in zoos}
+    return Plan(name, zoos, parts, places if lines else {})
 
 
 class _Reader:
@@ -209,12 +215,16 @@ class _Reader:
         if ("folder" in table and table["folder"] is not None) == bool(table.get("architecture")):
             self.refuse(f"zoo {name!r} needs either a folder, or an architecture to train", *place)
         if table.get("folder") is not None:
+            for key in table:
+                if key != "folder" and table[key]:
+                    self.refuse(f"zoo {name!r} is read from a folder, so {key} says nothing. Leave it out", *place, key)
             return ZooPlan(folder=self.typed(table, "folder", str, place))
         given = self.typed(table, "seeds", str | list | tuple, place, "")
         seeds = tuple(read_seeds(given)) if isinstance(given, str) and given else self.many(table, "seeds", int, place)
         if not seeds:
             self.refuse(f'zoo {name!r} has no seeds; write seeds = "0:4" for four networks', *place)
         recipe = self.typed(table, "recipe", str, place) if table.get("recipe") is not None else None
+        self.only(self.typed(table, "changes", Mapping, place, {}), CHANGES, *place, "changes")
         return ZooPlan(
             None, self.typed(table, "architecture", str, place), self.typed(table, "data", str, place), seeds, recipe,
             dict(self.typed(table, "options", Mapping, place, {})),
@@ -238,6 +248,8 @@ class _Reader:
             self.refuse(f'pairs = {pairs!r}; write "all", "neighbours" or a list such as [[0, 1]]', *place, "pairs")
         if not isinstance(pairs, str):
             pairs = tuple(self.pair(one, *place, "pairs") for one in self.many(table, "pairs", list | tuple, place))
+            if table.get("networks"):
+                self.refuse("networks and a list of pairs both say which networks. Leave networks out", *place, "pairs")
         grid = self.typed(table, "grid", Mapping, place, {})
         for key, values in grid.items():
             if not isinstance(values, list | tuple) or not values:

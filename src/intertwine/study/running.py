@@ -16,8 +16,9 @@ from intertwine.study.rows import Finished
 from intertwine.study.store import Store
 from intertwine.study.tasks import Task, expand
 from intertwine.study.working import made, versions, work
-from intertwine.study.zoos import KnownZoo, known_zoos, train_missing
+from intertwine.study.zoos import KnownZoo, known_zoos, missing
 from intertwine.zoo.folder import load
+from intertwine.zoo.precision import find_device
 from intertwine.zoo.progress import Progress as Training
 
 
@@ -96,12 +97,16 @@ def run(
     tasks = expand(asked, zoos)
     chosen = _chosen(tasks, only)
     runner = find_executor(executor, workers=workers, gpus=gpus, address=address)
+    if device is not None:
+        find_device(device, here=executor != "ray")
+    trainings = missing(asked, zoos)
     tell = progress or (lambda told: None)
     with Store(folder, asked.name, asked.to_dict()) as store:
-        done = set() if only else store.done()
-        left = [task for task in chosen if task.key not in done]
-        if left:
-            train_missing(asked, zoos, lambda p: tell(_training(p, len(tasks) - len(left), len(tasks))))
+        done = store.done()
+        _check_same(folder, done - {task.key for task in tasks})
+        left = [task for task in chosen if only or task.key not in done]
+        for training in trainings if left else ():
+            training.run(lambda p: tell(_training(p, len(tasks) - len(left), len(tasks))))
         shared = _shared(zoos, left, _command(source, out)) | {"device": device or ("cuda" if gpus else "cpu")}
         errors = _work(runner, left, shared, store, tell, len(tasks))
         if left:
@@ -115,6 +120,16 @@ def _read(plan: Plan | Mapping[str, Any] | str | Path) -> tuple[Plan, str | None
     if isinstance(plan, Mapping):
         return plan_of(plan), None
     return read_plan(plan), str(plan)
+
+
+def _check_same(folder: Path, others: set[str]) -> None:
+    """Refuse to put results of networks beside those of others that had their names."""
+    if others:
+        raise InputError(
+            f"{folder} holds the results of {len(others)} tasks that this plan no longer has: the networks of a zoo "
+            "were trained again, or are gone. They would be taken for results of the networks of today. Give another "
+            "folder (out, --out), or move this one away."
+        )
 
 
 def _chosen(tasks: list[Task], only: Sequence[str]) -> list[Task]:

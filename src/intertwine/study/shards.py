@@ -78,7 +78,7 @@ def read_shard(path: Path, columns: Sequence[str]) -> Any:
     """Some columns of a shard."""
     pl = polars()
     try:
-        found = pl.read_parquet(path, columns=list(columns)).select(columns)
+        found = pl.read_parquet(path, columns=list(columns), glob=False).select(columns)  # a name may hold brackets
     except (pl.exceptions.PolarsError, OSError) as error:
         raise _no_shard(path, str(error).splitlines()[0]) from error
     for name, kind in schema(columns).items():

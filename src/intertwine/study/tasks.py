@@ -23,7 +23,7 @@ MOST = 1_000_000
 class Task:
     """One verb on one network or one pair, perhaps at one layer, with one set of options.
 
-    `a`, `b`: seeds. `identity`: of the zoo's networks. Options hold only what the plan says; the verb has the rest.
+    `a`, `b`: seeds. `identity`: of these networks. Options hold only what the plan says; the verb has the rest.
     """
 
     verb: str
@@ -73,10 +73,11 @@ class _Checked:
         if part.verb not in VERBS:
             self.refuse(f"there is no verb {part.verb!r}. {did_you_mean(part.verb, VERBS)}Verbs: {', '.join(VERBS)}")
         self.verb: Verb = VERBS[part.verb]
+        options = [name for name in self.verb.options if name != "layers"]  # which have a place of their own
         for option in (*part.options, *part.grid):
-            if option not in self.verb.options:
-                said = did_you_mean(option, self.verb.options)
-                known = ", ".join(self.verb.options) or "none"
+            if option not in options:
+                said = did_you_mean(option, options)
+                known = ", ".join(options) or "none"
                 self.refuse(f"{part.verb} has no option {option!r}. {said}Its options: {known}")
         given = [*part.options.items(), *((name, value) for name, values in part.grid.items() for value in values)]
         for option, value in given:
@@ -107,8 +108,9 @@ class _Checked:
         count = len(chosen) * len(layers) * prod(map(len, part.grid.values())) * part.repeats
         if count > MOST:
             self.refuse(f"it asks for {count:,} tasks, and at most {MOST:,} are allowed. Give fewer values or repeats")
+        ends = {(a, b): zoo.identity(*(seed for seed in (a, b) if seed is not None)) for a, b in chosen}
         extra = {"layers": list(part.layers)} if part.layers and not self.verb.layered else {}
         for (a, b), layer, values in product(chosen, layers, product(*part.grid.values())):
             options = {**part.options, **extra, **dict(zip(part.grid, values, strict=True))}
             for repeat in range(part.repeats):
-                yield Task(part.verb, zoo.name, zoo.identity, a, b, layer, options, repeat)
+                yield Task(part.verb, zoo.name, ends[a, b], a, b, layer, options, repeat)

@@ -33,13 +33,10 @@ class Workbench:
     def data(self, zoo: str) -> Dataset:
         return self._data[zoo] if zoo in self._data else _data(*_version(self.folders[zoo]))
 
-    def batches(self, zoo: str, split: str, images: int | None, batch: int = 250) -> list[tuple[Tensor, Tensor]]:
-        """The first images of a split, or all."""
+    def images(self, zoo: str, count: int | None) -> Dataset:
+        """So many images of each part, or all, where networks compute."""
         data = self.data(zoo)
-        if images is not None:
-            train, test = (min(images, len(labels)) for labels in (data.labels, data.test_labels))
-            data = data.subset(train, test)
-        return list(data.to(torch.device(self.device)).batches(split, batch))
+        return (data if count is None else data.spread(count)).to(torch.device(self.device))
 
     def example(self, zoo: str) -> Tensor:
         """One blank input."""

@@ -13,26 +13,35 @@ from typing import Any
 import torch
 from torch import nn
 
-from intertwine.errors import InputError
+from intertwine.errors import InputError, IntertwineError
 from intertwine.study.plan import Plan, ZooPlan
 from intertwine.zoo.folder import load
-from intertwine.zoo.manifest import read_manifest
+from intertwine.zoo.manifest import FILE as MANIFEST
+from intertwine.zoo.manifest import precision_there, read_manifest
 from intertwine.zoo.networks.registry import build
-from intertwine.zoo.progress import Progress
-from intertwine.zoo.training import train
-
-Report = Callable[[Progress], None]
+from intertwine.zoo.training import Training, prepare
 
 
 @dataclass(frozen=True)
 class KnownZoo:
-    """A zoo as tasks see it. `identity`: the same wherever its networks are the same. `layers`: module paths."""
+    """A zoo as tasks see it.
+
+    Attributes:
+        content: what its networks have in common. files: seed → the sum of its weights, where they were there before.
+        layers: module paths.
+    """
 
     name: str
     folder: Path
     seeds: tuple[int, ...]
-    identity: str
+    content: Mapping[str, Any]
+    files: Mapping[int, str]
     layers: tuple[str, ...]
+
+    def identity(self, *seeds: int) -> str:
+        """Of some networks: the same wherever they are the same, whatever stands beside them."""
+        content = {**self.content, "files": [self.files.get(seed) for seed in seeds]}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def known_zoos(plan: Plan, folder: Path) -> dict[str, KnownZoo]:
@@ -61,30 +70,41 @@ def _given(name: str, folder: Path) -> KnownZoo:
             "the same `intertwine zoo train` goes on where it stopped."
         )
     networks = load(folder)
-    content = asdict(manifest.plan) | {"files": {r.seed: r.sha256 for r in manifest.records}}
-    return KnownZoo(name, folder, networks.seeds, _hash(content), _layers(networks.factory))
+    files = {record.seed: record.sha256 for record in manifest.records}
+    return KnownZoo(name, folder, networks.seeds, asdict(manifest.plan), files, _layers(networks.factory))
 
 
 def _planned(name: str, zoo: ZooPlan, folder: Path) -> KnownZoo:
     assert zoo.architecture is not None  # a plan has a folder or an architecture
     content = {key: value for key, value in asdict(zoo).items() if key not in ("folder", "seeds")}
-    return KnownZoo(name, folder, zoo.seeds, _hash(content), _layers(partial(build, zoo.architecture, **zoo.options)))
+    return KnownZoo(name, folder, zoo.seeds, content, {}, _layers(partial(build, zoo.architecture, **zoo.options)))
 
 
-def train_missing(plan: Plan, known: Mapping[str, KnownZoo], report: Report = lambda progress: None) -> None:
-    """Train the networks that a plan asks for and that are not there; what is there is kept."""
+def missing(plan: Plan, known: Mapping[str, KnownZoo]) -> list[Training]:
+    """The trainings of the networks that a plan asks for and that are not there, checked and not begun.
+
+    Raises:
+        IntertwineError: one that cannot be carried out, with the line of its zoo.
+    """
+    found = []
     for name, zoo in plan.zoos.items():
-        if zoo.architecture is not None and zoo.data is not None:
-            train(
-                zoo.architecture, seeds=zoo.seeds, data=zoo.data, out=known[name].folder, recipe=zoo.recipe,
-                options=zoo.options, report=report, **zoo.changes,
+        folder = known[name].folder
+        there = {r.seed for r in read_manifest(folder).records} if (folder / MANIFEST).is_file() else set()
+        if zoo.architecture is None or zoo.data is None or there >= set(zoo.seeds):
+            continue
+        try:
+            found.append(
+                prepare(
+                    zoo.architecture, seeds=zoo.seeds, data=zoo.data, out=folder, recipe=zoo.recipe,
+                    options=zoo.options, precision=precision_there(folder), changes=zoo.changes,
+                )
             )  # fmt: skip
+        except IntertwineError as error:
+            line = f" (line {plan.lines[name]})" if name in plan.lines else ""
+            raise type(error)(f"Zoo {name!r}{line}: {error}") from error
+    return found
 
 
 def _layers(factory: Callable[[], nn.Module]) -> tuple[str, ...]:
     with torch.random.fork_rng():  # a network draws its first weights, which nobody will look at
         return tuple(name for name, _ in factory().named_modules() if name)
-
-
-def _hash(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

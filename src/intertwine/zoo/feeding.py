@@ -48,3 +48,14 @@ class TrainingBatches:
             at = slice(step * self.recipe.batch, min((step + 1) * self.recipe.batch, samples))
             batch = self._feeder(draws, at, slice(step, step + 1))
             yield batch.inputs[0], batch.labels[0]
+
+
+def shuffled(data: Dataset, batch: int) -> TrainingBatches:
+    """The training images as they are, in another order in every epoch: folders of images are sorted by class.
+
+    >>> from intertwine.zoo.datasets.find import data
+    >>> batches = shuffled(data("digits"), 500)
+    >>> [len(labels) for _, labels in batches]
+    [500, 500, 437]
+    """
+    return TrainingBatches(data, Recipe("in another order", epochs=1, batch=batch, optimizer="sgd", rate=1.0))

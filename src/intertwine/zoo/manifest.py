@@ -108,6 +108,14 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(plan, tuple(records))
 
 
+def precision_there(folder: Path) -> str | None:
+    """In which numbers the networks of a folder were trained: those on a GPU are looked at elsewhere, too.
+
+    >>> precision_there(Path("nothing here"))
+    """
+    return read_manifest(folder).plan.precision if (folder / FILE).is_file() else None
+
+
 def check_same(folder: Path, there: Plan, asked: Plan) -> None:
     """Refuse to add networks to a zoo that was made otherwise."""
     differ = there.differences(asked)

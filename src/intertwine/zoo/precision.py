@@ -76,14 +76,14 @@ def precision(name: str | None, device: torch.device) -> Precision:
     return Precision(name, device)
 
 
-def find_device(name: str | None) -> torch.device:
-    """The device of that name; without one, a GPU if there is one."""
+def find_device(name: str | None, here: bool = True) -> torch.device:
+    """The device of that name; without one, a GPU if there is one. `here`: whether this machine must have it."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise InputError(f"The device {name!r} was asked for; torch knows cpu, cuda, cuda:1 and the like.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if here and device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"The device {name!r} was asked for, but torch finds no GPU here. Use the device cpu.")
     return device

@@ -18,6 +18,7 @@ SCHEDULES = ("steps", "cosine", "one-cycle")
 #: Entries that are whole numbers, with the least that each may be; and those that are any number.
 COUNTS = {"epochs": 1, "batch": 1, "shift": 0, "crop": 0, "spawn": 0, "spawn_seed": 0}
 NUMBERS = ("rate", "momentum", "weight_decay", "gamma", "warmup", "label_smoothing", "mixup", "cutmix")
+FLAGS = ("nesterov", "flip")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ class Recipe:
         for field in NUMBERS:
             if not isinstance(number := getattr(self, field), Real) or not 0 <= float(number) < inf:
                 raise InputError(f"The recipe asks for {field}={number!r}; give a number, 0 or more.")
+        for field in FLAGS:
+            if not isinstance(chosen := getattr(self, field), bool):
+                raise InputError(f"The recipe asks for {field}={chosen!r}; give True or False.")
+        if not isinstance(self.milestones, tuple) or not all(isinstance(m, Integral) for m in self.milestones):
+            raise InputError(f"The recipe asks for milestones={self.milestones!r}; give epochs, such as [80, 120].")
         if self.spawn and not 0 < self.spawn < self.epochs:
             raise InputError(f"The recipe splits after epoch {self.spawn} of {self.epochs}; split in between.")
         if self.shift and self.crop:
@@ -172,7 +178,8 @@ def recipe(which: str | Recipe, **changes: Any) -> Recipe:
     if unknown:
         known = ", ".join(field.name for field in fields(Recipe) if field.name not in ("name", "source"))
         raise InputError(f"The recipe was asked for {', '.join(unknown)}; its entries are {known}.")
-    share = changes.get("epochs", which.epochs) / which.epochs
+    epochs = changes.get("epochs", which.epochs)
+    share = epochs / which.epochs if isinstance(epochs, int) else 1  # what is no number is refused below
     if share != 1:
         scaled: dict[str, Any] = {
             "milestones": tuple(max(1, round(m * share)) for m in which.milestones),
@@ -180,6 +187,6 @@ def recipe(which: str | Recipe, **changes: Any) -> Recipe:
             "spawn": max(1, round(which.spawn * share)) if which.spawn else 0,
         }
         changes = scaled | changes
-    if "milestones" in changes:
+    if isinstance(changes.get("milestones"), list):
         changes["milestones"] = tuple(changes["milestones"])
     return replace(which, **changes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -81,25 +81,70 @@ def train(
         ...     len(zoo), zoo[0](torch.zeros(1, 1, 8, 8)).shape, zoo.records[0].accuracy > 0.8
         (2, torch.Size([1, 10]), True)
     """
-    folder = Path(out)
+    checked = prepare(
+        architecture, seeds=seeds, data=data, out=out, recipe=recipe, options=options, device=device,
+        precision=precision, together=together, save_every=save_every, score_every=score_every, select=select,
+        data_folder=data_folder, changes=changes,
+    )  # fmt: skip
+    return checked.run(report)
+
+
+def prepare(
+    architecture: str | Callable[[], nn.Module],
+    *,
+    seeds: Iterable[int],
+    data: str | Dataset,
+    out: str | Path,
+    recipe: str | Recipe | None = None,
+    options: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    together: int | None = None,
+    save_every: int | None = None,
+    score_every: int = 1,
+    select: str = "last",
+    data_folder: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Training:
+    """What `train` was asked for, read and checked; nothing is written before it runs.
+
+    Raises:
+        InputError: an unknown name, an entry of the recipe that makes no sense, data that the network cannot read.
+    """
     found = find_data(data, data_folder) if isinstance(data, str) else data
-    how = find_recipe(recipe or ("fast" if found.shape[0] == 3 else "plain"), **changes)
+    how = find_recipe(recipe or ("fast" if found.shape[0] == 3 else "plain"), **(changes or {}))
     if how.normalise == "unit":
         found = found.normalised([0] * found.shape[0], [255] * found.shape[0])
     _check_counts(together=together, save_every=save_every, score_every=score_every)
-    settings = _settings(how, found, device, precision, save_every, score_every, select, folder)
+    settings = _settings(how, found, device, precision, save_every, score_every, select, Path(out))
     described, factory = _architecture(architecture, options or {}, found)
     settings = replace(settings, architecture=described)
-    plan = _plan(described, settings, found, select)
-    wanted = _wanted(seeds)
-    with only_writer(folder):
-        manifest = _manifest(folder, plan)
-        groups = _groups(wanted, manifest, together or (32 if settings.precision.device.type == "cuda" else 8))
-        run = Run(folder, manifest, factory, settings, Clock(len(wanted) * how.epochs), report)
-        run.clock.done = (len(wanted) - sum(map(len, groups))) * how.epochs
-        for group in groups:
-            run.train(group)
-    return Zoo(folder, run.manifest, factory)
+    at_once = together or (32 if settings.precision.device.type == "cuda" else 8)
+    return Training(Path(out), _plan(described, settings, found, select), factory, settings, _wanted(seeds), at_once)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Networks to be trained into a folder, so many of them together."""
+
+    folder: Path
+    plan: Plan
+    factory: Callable[[], nn.Module]
+    settings: Settings
+    seeds: Sequence[int]
+    together: int
+
+    def run(self, report: Report) -> Zoo:
+        """Train those that the folder does not hold."""
+        epochs = self.settings.recipe.epochs
+        with only_writer(self.folder):
+            manifest = _manifest(self.folder, self.plan)
+            groups = _groups(list(self.seeds), manifest, self.together)
+            run = Run(self.folder, manifest, self.factory, self.settings, Clock(len(self.seeds) * epochs), report)
+            run.clock.done = (len(self.seeds) - sum(map(len, groups))) * epochs
+            for group in groups:
+                run.train(group)
+        return Zoo(self.folder, run.manifest, self.factory)
 
 
 @dataclass

@@ -10,7 +10,18 @@ from intertwine.stitch.family import find_family
 from intertwine.study.verbs import pairs, single
 from intertwine.study.verbs.dissecting import CONCEPTS, dissect
 from intertwine.study.verbs.moving import canonical
-from intertwine.study.verbs.options import anything, flag, number, numbers, one_of, read_by, some_of, whole
+from intertwine.study.verbs.options import (
+    anything,
+    flag,
+    number,
+    numbers,
+    one_of,
+    positives,
+    read_by,
+    share,
+    some_of,
+    whole,
+)
 from intertwine.study.verbs.verb import Ask as Ask
 from intertwine.study.verbs.verb import Verb as Verb
 
@@ -24,7 +35,7 @@ VERBS: Mapping[str, Verb] = {
     "symmetry": Verb(1, {"trials": whole(3)}, single.symmetry),
     "canonical": Verb(1, {"images": _IMAGES}, canonical),
     "barrier": Verb(
-        2, {"method": _METHOD, "points": whole(11, least=2), "reset": flag(False), "images": _IMAGES}, pairs.barrier
+        2, {"method": _METHOD, "points": whole(11, least=3), "reset": flag(False), "images": _IMAGES}, pairs.barrier
     ),
     "connectivity": Verb(
         2, {"method": _METHOD, "alphas": numbers((0.25, 0.5, 0.75), 0.0, 1.0), "images": _IMAGES}, pairs.connectivity
@@ -36,9 +47,9 @@ VERBS: Mapping[str, Verb] = {
         2, {"family": read_by("relu", find_family), "fit": _FIT, "epochs": whole(5), "images": _IMAGES}, pairs.stitch,
         layered=True,
     ),
-    "complexity": Verb(1, {"beta": number(0.1, 0.0)}, single.complexity),
+    "complexity": Verb(1, {"beta": share(0.1)}, single.complexity),
     "fold": Verb(
-        1, {"method": one_of("fold_to", lambda: single.SMALLER), "at": numbers((0.75, 0.5, 0.25), 0.0),
+        1, {"method": one_of("fold_to", lambda: single.SMALLER), "at": positives((0.75, 0.5, 0.25)),
             "images": _IMAGES}, single.fold,
     ),
     "dissect": Verb(

@@ -55,6 +55,30 @@ def numbers(default: tuple[float, ...], least: float = -inf, most: float = inf) 
     return Option(default, fault)
 
 
+def share(default: float) -> Option:
+    """A part of a whole, not all of it and not nothing.
+
+    >>> share(0.1).fault(1.0), share(0.1).fault(0.5)
+    ('must be a share, above 0 and below 1', None)
+    """
+    wanted = "must be a share, above 0 and below 1"
+    return Option(default, lambda value: None if _between(value, 0.0, 1.0) and 0 < value < 1 else wanted)
+
+
+def positives(default: tuple[float, ...]) -> Option:
+    """A list of numbers above 0.
+
+    >>> positives((0.5,)).fault([0.5, 0])
+    'must be a list of numbers above 0'
+    """
+
+    def fault(value: Any) -> str | None:
+        right = isinstance(value, list | tuple) and value and all(_between(one, 0.0, inf) and one > 0 for one in value)
+        return None if right else "must be a list of numbers above 0"
+
+    return Option(default, fault)
+
+
 def flag(default: bool) -> Option:
     """Yes or no."""
     return Option(default, lambda value: None if isinstance(value, bool) else "must be true or false")

@@ -51,10 +51,11 @@ def compare(ask: Ask) -> Iterator[Row]:
 
 def stitch(ask: Ask) -> Iterator[Row]:
     """The front of the first network joined to the back of the other, with 95 % intervals for the accuracy lost."""
-    more = {} if ask.options["fit"] == "direct" else {"epochs": ask.options["epochs"]}
+    direct = ask.options["fit"] == "direct"
+    data, more = (ask.train(), {}) if direct else (ask.shuffled(), {"epochs": ask.options["epochs"]})
     found = make_stitch(
-        ask.a, ask.other, ask.at, family=ask.options["family"], fit=ask.options["fit"], data=ask.train(),
-        test=ask.test(), seed=ask.seed, **more,
+        ask.a, ask.other, ask.at, family=ask.options["family"], fit=ask.options["fit"], data=data, test=ask.test(),
+        seed=ask.seed, **more,
     )  # fmt: skip
     ends = (None, None)
     if found.penalty is not None and found.accuracy is not None:

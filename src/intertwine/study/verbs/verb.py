@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from intertwine.study.rows import Row
 from intertwine.study.verbs.options import Option
 from intertwine.study.workbench import Workbench
+from intertwine.zoo.datasets.dataset import Dataset
+from intertwine.zoo.feeding import TrainingBatches, shuffled
+
+BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,19 @@ class Ask:
     def x(self) -> Tensor:
         return self.bench.example(self.zoo)
 
+    @property
+    def images(self) -> Dataset:
+        return self.bench.images(self.zoo, self.options.get("images"))
+
     def test(self) -> list[tuple[Tensor, Tensor]]:
-        return self.bench.batches(self.zoo, "test", self.options.get("images"))
+        return list(self.images.batches("test", BATCH))
 
     def train(self) -> list[tuple[Tensor, Tensor]]:
-        return self.bench.batches(self.zoo, "train", self.options.get("images"))
+        return list(self.images.batches("train", BATCH))
+
+    def shuffled(self) -> TrainingBatches:
+        """The training images, in another order in every epoch."""
+        return shuffled(self.images, BATCH)
 
 
 @dataclass(frozen=True)

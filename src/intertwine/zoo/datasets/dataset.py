@@ -123,6 +123,18 @@ class Dataset:
             self.classes,
         )
 
+    def spread(self, count: int) -> Dataset:
+        """So many images of each part, or all: taken over the whole of it, for folders are sorted by class.
+
+        >>> import numpy as np
+        >>> pair = np.zeros((6, 2, 2, 1), np.uint8), np.arange(6)
+        >>> Dataset.of("blank", pair, pair, [0], [255], list("abcdef")).spread(3).labels
+        tensor([0, 2, 4])
+        """
+        parts = (self.images, self.labels), (self.test_images, self.test_labels)
+        train, test = ((images[rows], labels[rows]) for images, labels in parts for rows in [_even(labels, count)])
+        return self.of(self.name, train, test, self.mean, self.std, self.classes)
+
     def __repr__(self) -> str:
         size = "×".join(str(number) for number in self.shape)
         classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
@@ -158,6 +170,11 @@ class Batches:
     def _part(self) -> tuple[Tensor, Tensor]:
         data = self.dataset
         return (data.images, data.labels) if self.split == "train" else (data.test_images, data.test_labels)
+
+
+def _even(labels: Tensor, count: int) -> Tensor | slice:
+    """So many numbers of rows, evenly spaced; all where there are not more."""
+    return slice(None) if count >= len(labels) else torch.arange(count, device=labels.device) * len(labels) // count
 
 
 def _check_part(data: Dataset, part: str, images: Tensor, labels: Tensor) -> None:
