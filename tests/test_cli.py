@@ -303,7 +303,7 @@ def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys
 
     monkeypatch.setattr(cli, "import_module", interrupted)
     assert main(["demo"]) == 130
-    assert capsys.readouterr().err == "intertwine: stopped\n"
+    assert capsys.readouterr().err == "intertwine: stopped; the same command goes on from here\n"
 
 
 # -- as a program ------------------------------------------------------------------------------------------------------

@@ -148,6 +148,15 @@ def test_dedupe_as_json(run: Run, folder: Path) -> None:
     assert set(found["refused"]) == {"f.safetensors", "g.safetensors"}
 
 
+def test_dedupe_where_nothing_fits_is_refused(run: Run, tmp_path: Path) -> None:
+    for name in "ab":
+        torch.save({"other": torch.zeros(2)}, tmp_path / f"{name}.pt")
+    code, said, err = run("mlp", "--dedupe", str(tmp_path))
+    assert (code, said) == (2, "")
+    assert "but none of its 2 checkpoints fits" in err
+    assert err.count("missing") == 1, "one reason is enough"
+
+
 def test_dedupe_keeps_to_its_tolerance(run: Run, folder: Path) -> None:
     _, said, _ = run("mlp", "--dedupe", str(folder), "--json", "--tol", "1e-9")
     families = {f["first"]: [c["name"] for c in f["copies"]] for f in json.loads(said)["families"]}

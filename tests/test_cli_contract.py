@@ -225,7 +225,49 @@ def test_a_command_stopped_by_hand_has_exit_code_130(
     monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(run=stopped))
     arguments = WORKS.get(words, "").format_map(dict.fromkeys(("net", "zoo", "plan", "study", "data", "new"), "x"))
     assert main([*words.split(), *arguments.split()]) == 130
-    assert capsys.readouterr() == ("", "intertwine: stopped\n")
+    goes_on = "; the same command goes on from here" if words in cli.GO_ON else ""
+    assert capsys.readouterr() == ("", f"intertwine: stopped{goes_on}\n")
+
+
+def test_commands_that_go_on_are_commands() -> None:
+    assert set(cli.GO_ON) <= set(COMMANDS)
+
+
+# -- where the answer goes ---------------------------------------------------------------------------------------------
+
+
+def started(shell: str, places: dict[str, str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command as a shell runs it, with `intertwine` for the program."""
+    line = shell.format_map(places).replace("intertwine", f"{sys.executable} -m intertwine.cli")
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, check=False, errors="replace",
+        env={**os.environ, "PYTHONPATH": str(SRC), **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_what_an_encoding_does_not_hold_is_a_question_mark(encoding: str, places: dict[str, str]) -> None:
+    for words in ("intertwine inspect {net}", "intertwine dissect --help"):
+        done = started(words, places, PYTHONIOENCODING=encoding)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "?" in done.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(places: dict[str, str]) -> None:
+    done = started("intertwine inspect {net} --json | true", places)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_an_answer_that_cannot_be_written_is_told(places: dict[str, str]) -> None:
+    done = started("intertwine inspect {net} --json > /dev/full", places)
+    said = "intertwine: The answer could not be written to standard output: No space left on device.\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_without_any_standard_output(places: dict[str, str]) -> None:
+    done = started("intertwine zoo list >&-", places)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # -- help is fast ------------------------------------------------------------------------------------------------------

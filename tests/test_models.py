@@ -125,7 +125,7 @@ def test_weights_are_the_same_each_time_and_the_callers_random_numbers_stay(nets
             r"A function 'cnn' was asked for, but .*nets.py has none of that name. It offers: Words, Anything, mlp",
         ),
         ("{nets}:text", r"A function 'text' was asked for"),
-        ("{nets}:number", r"returned a int, but a torch.nn.Module is needed"),
+        ("{nets}:number", r"returned int, but a torch.nn.Module is needed"),
         ("{nets}:mlp", r"No example input is known for .*--input 1x3x224x224 .*example_inputs"),
     ],
 )

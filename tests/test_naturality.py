@@ -483,3 +483,19 @@ def test_features_that_cannot_be_mapped(unchecked: None) -> None:
         linear_equivalence(torch.zeros(5, 3), torch.zeros(5, 4))
     with pytest.raises(it.InputError, match="hold infinite entries or NaN"):
         linear_equivalence(torch.full((5, 3), float("inf")), torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_exact_twins_are_natural_in_the_numbers_they_have(kind: torch.dtype) -> None:
+    """By default the rounding of a twin's weights is no difference, and a disturbance of ten times as much is one."""
+    b = residual().to(kind)
+    sym = it.symmetry(b.float(), rows())
+    b = b.to(kind)
+    g = sym.random(seed=0)
+    a = sym.act(g, b)
+    found = naturality(a, b, g, rows(), symmetry=sym)
+    assert found.ok
+    weight = a.get_parameter("a.weight")
+    with torch.no_grad():
+        weight.mul_(1 + 10 * found.tolerance * torch.randn(weight.shape).to(kind))
+    assert not naturality(a, b, g, rows(), symmetry=sym).ok

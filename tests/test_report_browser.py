@@ -109,12 +109,12 @@ def test_the_slider_moves_the_marker_and_its_numbers(opened: Any) -> None:
     page = opened()
     figure = seen(page, "barrier")
     slider, marker = figure.get_by_role("slider"), figure.locator(".marker line")
-    assert figure.locator("output").inner_text() == "α = 0.5"
+    assert figure.locator("output").inner_text() == "t = 0.5"
     place, number = float(marker.get_attribute("x1")), figure.locator(".now").nth(0).inner_text()
     slider.focus()
     page.keyboard.press("ArrowRight")
-    assert figure.locator("output").inner_text() == "α = 0.6"
-    assert slider.get_attribute("aria-valuetext") == "α = 0.6"
+    assert figure.locator("output").inner_text() == "t = 0.6"
+    assert slider.get_attribute("aria-valuetext") == "t = 0.6"
     assert float(marker.get_attribute("x1")) > place
     assert figure.locator(".now").nth(0).inner_text() != number
     rows = [
@@ -123,7 +123,7 @@ def test_the_slider_moves_the_marker_and_its_numbers(opened: Any) -> None:
         and "none" in r["options"]
     ]  # fmt: skip
     assert float(figure.locator(".now").nth(0).inner_text()) == pytest.approx(sum(rows) / 3, abs=5e-5)
-    dot = figure.locator("svg a circle").nth(6)  # of the first line, at α = 0.6
+    dot = figure.locator("svg a circle").nth(6)  # of the first line, at t = 0.6
     assert figure.locator(".marker circle").nth(0).get_attribute("cy") == dot.get_attribute("cy")
 
 

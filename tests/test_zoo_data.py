@@ -723,6 +723,16 @@ def test_a_download_is_checked_and_then_named(web: Web, offered: Source, tmp_pat
     assert files_in(cache_folder()) == ["deep/file.bin"]
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_fetched(
+    web: Web, offered: Source, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    lines: list[str] = []
+    with pytest.raises(InputError, match=r"file.bin was to be put into .*deep, which cannot be written \(Not a dir"):
+        download("cifar10", tmp_path / "file", lines.append)
+    assert lines == []
+
+
 def test_a_download_with_a_wrong_sum_is_removed(web: Web, offered: Source, tmp_path: Path) -> None:
     web.files["/file.bin"] = b"<html>please log in</html>"
     with pytest.raises(InputError) as caught:

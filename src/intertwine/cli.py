@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 from intertwine.commands.arguments import add_arguments
@@ -32,6 +34,9 @@ COMMANDS = {
     "report": "the results of a study as one HTML page",
     "demo": "the whole story on real handwritten digits, in under two minutes",
 }
+
+#: Commands that keep what they have done.
+GO_ON = ("demo", "reproduce", "study run", "zoo train")
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,7 +86,33 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Without one, the commands that there are."""
-    options = parser().parse_args(argv)
+    _ready_streams()
+    try:
+        options = parser().parse_args(argv)
+        code = _run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the program ends, which it does now
+        return 0
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is left would fail again
+        return _fail(f"The answer could not be written to standard output: {error.strerror}.")
+
+
+def _ready_streams() -> None:
+    """Standard output and error that take any text: what a terminal cannot show becomes a question mark."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started the program
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the program ends
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.parser.groups:
         options.parser.print_help()
         return 0
@@ -94,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"This command needs the package {error.name}: pip install 'intertwine[{EXTRAS[error.name]}]'.")
     except KeyboardInterrupt:
-        print("intertwine: stopped", file=sys.stderr)
+        goes_on = options.parser.prog.removeprefix("intertwine ") in GO_ON
+        print(f"intertwine: stopped{'; the same command goes on from here' if goes_on else ''}", file=sys.stderr)
         return 130
 
 

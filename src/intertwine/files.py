@@ -65,7 +65,7 @@ def writing(path: str | Path) -> Iterator[Path]:
             part.touch()  # not every writer of files says why it could not
             yield part
     except (OSError, SafetensorError) as error:  # the latter where a disk is full
-        reason = getattr(error, "strerror", None) or error
+        reason = "it is a folder" if file.is_dir() else getattr(error, "strerror", None) or error
         raise InputError(f"{path} could not be written: {reason}. Choose another place, or make room.") from error
 
 

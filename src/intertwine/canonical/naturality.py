@@ -27,6 +27,9 @@ from intertwine.symmetry.element import Element
 from intertwine.symmetry.exact import float64_forward
 from intertwine.symmetry.symmetry import Symmetry, from_program
 
+#: Weights of a twin were rounded a few times; so many steps of their precision are no difference.
+ROUNDINGS = 32
+
 
 @dataclass(frozen=True)
 class Arrow:
@@ -88,7 +91,7 @@ def naturality(
     data: Any,
     *,
     symmetry: Symmetry | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
 ) -> Naturality:
     """Measure, arrow by arrow, whether the element that takes b to a is a natural transformation between them.
 
@@ -104,7 +107,7 @@ def naturality(
             or an iterable of batches: tensors, mappings, or pairs (inputs, targets), of which the targets are ignored.
         symmetry: the symmetry of the architecture; found from a and the first batch if not given. With matrices
             (continuous=True) norm weights of both models are folded first, as `act` does.
-        tolerance: what `.ok` allows.
+        tolerance: what `.ok` allows; by default what the coarser of the two models' numbers can hold.
 
     Returns:
         A `Naturality` with one `Arrow` per call, `.max`, `.ok` and `.worst`.
@@ -140,7 +143,13 @@ def naturality(
         with float64_forward():
             for position, gap in Squares(sym, g, exact[0], exact[1], inputs):
                 gaps[position] = gaps[position] + gap
-    return Naturality(tuple(_arrows(known.program, gaps)), count, tolerance)
+    return Naturality(tuple(_arrows(known.program, gaps)), count, _allowed(a, b) if tolerance is None else tolerance)
+
+
+def _allowed(*models: nn.Module) -> float:
+    """What the rounding of the weights leaves between exact twins."""
+    kinds = {w.dtype for model in models for w in model.parameters() if w.is_floating_point()}
+    return max([TOLERANCE, *(ROUNDINGS * torch.finfo(kind).eps for kind in kinds)])
 
 
 class _Shapes:

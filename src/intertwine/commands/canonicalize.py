@@ -132,6 +132,11 @@ def _dedupe(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
         task = progress.add_task("comparing checkpoints", total=len(files))
         forms = _forms(files, folder, loaded.model, found, refused, lambda: progress.advance(task))
         groups = families(forms, TOLERANCE if options.tol is None else options.tol)
+    if not groups:
+        raise InputError(
+            f"Copies were looked for in {folder}, but none of its {len(files)} checkpoints fits {loaded.name}. "
+            f"The first: {next(iter(refused.values()))}"
+        )
     if options.json:
         rows = [family.to_dict() for family in groups]
         print_json({"model": loaded.name, "folder": str(folder), "families": rows, "refused": refused})

@@ -35,7 +35,7 @@ def run(options: Namespace) -> int:
             options.policy, options.layer_b or None,
         )  # fmt: skip
         if options.svg:
-            save_picture(found.plot(), options.svg)
+            save_picture(found.plot(names=(first.name, second.name)), options.svg)
     if options.json:
         print_json(found.to_dict())
     else:

@@ -131,9 +131,9 @@ def _details(found: Stitches) -> list[Table]:
 def _table(found: Stitches) -> Table:
     """One line per stitch, with what the table of penalties leaves out."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    heads = ("at", "map", "accuracy", "relative", "cross-entropy", "rank", "sparsity", "from the group of ReLU")
+    heads = ("at", "map", "accuracy", "relative", "cross-entropy", "rank", "zeros", "off G_ReLU")
     for name in heads:
-        table.add_column(name, justify="left" if name in ("at", "map") else "right")
+        table.add_column(name, justify="left" if name in ("at", "map") else "right", no_wrap=True)
     for stitch, kind in found.named():
         shares = (stitch.accuracy, stitch.relative_accuracy)
         entropy, apart = stitch.cross_entropy, stitch.closeness.relu

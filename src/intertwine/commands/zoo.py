@@ -148,5 +148,7 @@ def _download(options: Namespace) -> int:
 def _table(*heads: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for head in heads:
-        table.add_column(head, justify="right" if head in ("parameters", "epochs", "batch", "seed") else "left")
+        number = head in ("parameters", "epochs", "batch", "seed")
+        typed = head in ("architecture", "recipe", "file")  # which must be there in full to be used
+        table.add_column(head, justify="right" if number else "left", no_wrap=number or typed, overflow="fold")
     return table

@@ -69,7 +69,9 @@ class Comparison:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
         return frame(self.to_rows())
 
-    def plot(self, measure: str | None = None) -> Figure:
+    def plot(
+        self, measure: str | None = None, names: tuple[str, str] = ("the first network", "the second network")
+    ) -> Figure:
         """A heat map of one measure, the first network's layers from top to bottom."""
         name, values = self._measure(measure), self.matrix(measure)
         low, high = find(name).range
@@ -79,6 +81,8 @@ class Comparison:
         picture = axes.imshow(values.numpy(), vmin=max(0.0, bounds[0] or 0.0), vmax=bounds[1], cmap="viridis")
         axes.set_xticks(range(len(self.second)), self.second, rotation=90, fontsize=7)
         axes.set_yticks(range(len(self.first)), self.first, fontsize=7)
+        axes.set_ylabel(f"layers of {names[0]}", fontsize=8)
+        axes.set_xlabel(f"layers of {names[1]}", fontsize=8)
         axes.set_title(f"{name}, {self.fingerprint.samples:,} samples, {self.policy}{self._chance(name)}", fontsize=9)
         figure.colorbar(picture, ax=axes, shrink=0.8)
         return figure

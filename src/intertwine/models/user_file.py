@@ -36,7 +36,7 @@ def from_file(name: str) -> tuple[nn.Module, Example | None]:
         example = as_example(module.example_inputs()) if hasattr(module, "example_inputs") else None
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"{name} returned a {type(model).__name__}, but a torch.nn.Module is needed. Return the model itself."
+            f"{name} returned {type(model).__name__}, but a torch.nn.Module is needed. Return the model itself."
         )
     return model, example
 
@@ -56,9 +56,10 @@ def _running(file: Path) -> Iterator[None]:
         raise
     except Exception as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == file.name]
-        line = lines[-1] if lines else getattr(error, "lineno", "?")
+        line = lines[-1] if lines else getattr(error, "lineno", None)
+        where = "" if line is None else f" at line {line}"
         raise InputError(
-            f"{file} stopped at line {line} with {type(error).__name__}: {error}. Mend the file, or check that its "
+            f"{file} stopped{where} with {type(error).__name__}: {error}. Mend the file, or check that its "
             "factory can be called without arguments."
         ) from error
     finally:

@@ -154,5 +154,5 @@ def reasons(frozen: Iterable[Frozen]) -> list[Reason]:
 
 def _without_place(reason: str) -> str:
     """`conv2d at resnet.py:12 in layer1.conv1` → `conv2d`: one cause in many places is one reason."""
-    line = r"[\w.-]+\.py:\d+(?: in [\w.]+)?"
+    line = r"(?:(?! at )[^()/])+\.py:\d+(?: in [\w.]+)?"
     return re.sub(rf" at (?:{line}|the model's forward|[\w.]+)| \({line}\)", "", reason)

@@ -39,7 +39,9 @@ def _add_train(command: ArgumentParser) -> None:
         "--seeds", metavar="A:B", default="0:8", help="seeds from A to below B, or A,B,C (default 0:8)"
     )
     command.add_argument("--out", metavar="DIR", required=True, help="the folder of the zoo")
-    command.add_argument("--recipe", metavar="NAME", help="how to train, see `zoo list` (default: fast, or plain)")
+    command.add_argument(
+        "--recipe", metavar="NAME", help="how to train, see `zoo list` (default: fast for colour images, else plain)"
+    )
     command.add_argument("--epochs", metavar="N", type=positive, help="instead of the recipe's")
     command.add_argument("--batch", metavar="N", type=positive, help="images in a batch, instead of the recipe's")
     command.add_argument("--rate", metavar="R", type=number, help="learning rate, instead of the recipe's")
@@ -48,7 +50,9 @@ def _add_train(command: ArgumentParser) -> None:
         "--option", metavar="NAME=VALUE", action="append", default=[], help="of the architecture; repeat it for several"
     )
     add_device(command)
-    command.add_argument("--precision", metavar="P", help="float64, float32, tf32 or bfloat16 (default on a GPU)")
+    command.add_argument(
+        "--precision", metavar="P", help="float64, float32 (default), tf32 or bfloat16 (default on a GPU)"
+    )
     command.add_argument("--together", metavar="N", type=positive, help="networks at once (32 on a GPU, else 8)")
     command.add_argument("--save-every", metavar="N", type=positive, help="epochs between states (default: a tenth)")
     command.add_argument(

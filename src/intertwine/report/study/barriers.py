@@ -51,8 +51,8 @@ def _view(choice: tuple[str, str], entries: list[Entry], names: Names, commands:
     kind, pair = choice
     series = gather(entries, lambda e: _way(e, names), lambda e: e.index or 0.0, commands)
     first, _, second = pair.partition(" → ")
-    title = f"The {kind} of the networks between {first} (α = 0) and {second} (α = 1)"
-    axes = Axes(title, "α", kind)
+    title = f"The {kind} of the networks between {first} (t = 0) and {second} (t = 1)"
+    axes = Axes(title, "t", kind)
     worst = told(_highest(series))
     said = f" Highest: {worst}." if worst else " No point has a value."
     body = line_chart(axes, series, '<g class="marker js"></g>', _slider(axes, series))
@@ -65,11 +65,11 @@ def _highest(series: list[Series]) -> Iterator[tuple[Series, float, str]]:
     for one in series:
         top = max(((dot.value, dot.x) for dot in one.known if dot.value is not None), default=None)
         if top is not None:
-            yield one, top[0], f" at α = {short(top[1])}"
+            yield one, top[0], f" at t = {short(top[1])}"
 
 
 def _slider(axes: Axes, series: Sequence[Series]) -> str:
-    """A slider over α with what the script needs to move the marker: places in the picture and the numbers there."""
+    """A slider over t with what the script needs to move the marker: places in the picture and the numbers there."""
     frame = frame_of(axes, series)
     alphas = sorted({dot.x for one in series for dot in one.dots})
     found = [{dot.x: dot for dot in one.known} for one in series]
@@ -85,7 +85,7 @@ def _slider(axes: Axes, series: Sequence[Series]) -> str:
     }
     slide = element("input", type="range", min=0, max=len(alphas) - 1, step=1, value=str((len(alphas) - 1) // 2))
     held = escape(json.dumps(data, separators=(",", ":")), quote=True)
-    return f'<div class="slider js" data-curves="{held}"><label>α {slide}</label> <output></output></div>'
+    return f'<div class="slider js" data-curves="{held}"><label>t {slide}</label> <output></output></div>'
 
 
 def _heights(entries: list[Entry], names: Names, commands: Commands) -> str:

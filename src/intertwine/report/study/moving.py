@@ -48,7 +48,8 @@ def _marks(entries: list[Entry], commands: Commands) -> str:
     if unequal:
         return verdict(False, f"Moved, {escape(', '.join(unequal))} has another fingerprint than before. {listed}")
     copies = "Every network has the fingerprint of its moved copy"
-    told = f"{copies}, and {counted(len(found), 'network')} have {counted(different, 'fingerprint')}: {listed}."
+    have = "has" if len(found) == 1 else "have"
+    told = f"{copies}, and {counted(len(found), 'network')} {have} {counted(different, 'fingerprint')}: {listed}."
     return verdict(different == len(found), told)
 
 

@@ -58,7 +58,8 @@ class Names:
         name, zoo = task.text(column), task.text("zoo")
         if not name:
             return zoo or "one network"
-        return f"{zoo} {name}" if zoo and (self.zoos or name.isdigit()) else name
+        said = name.startswith(f"{zoo}:")
+        return f"{zoo} {name}" if zoo and not said and (self.zoos or name.isdigit()) else name
 
 
 def written(value: object) -> str:
@@ -77,12 +78,14 @@ def short(value: Length | None) -> str:
 
     >>> short(0.123456), short(1234567.0), short(0.0), short(None)
     ('0.1235', '1,234,567', '0', '–')
+    >>> short(0.99998)  # a share of 1 is all of it
+    '0.9999'
     """
     if value is None:
         return "–"
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace("-", "−")
-    return f"{value:.4g}".replace("-", "−", 1)
+    return (f"{value:.4g}" if not 0.9999 < value < 1 else "0.9999").replace("-", "−", 1)
 
 
 def tick(value: Length) -> str:

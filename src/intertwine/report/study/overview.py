@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from textwrap import shorten
 from typing import Any, TypeAlias
 
 from intertwine.report.study.entries import Results, Task
@@ -67,7 +69,9 @@ def _failures(failures: Sequence[Failure]) -> str:
 def _task(found: Failure) -> str:
     """`stitch cnn-0 cnn-1 at conv3: the last line of the error`."""
     about = [str(found[name]) for name in ("verb", "zoo", "a", "b", "layer") if found.get(name) is not None]
-    return f"{' '.join(about)}: {(found.get('error') or 'no reason given').strip().splitlines()[-1][:160]}"
+    last = (found.get("error") or "no reason given").strip().splitlines()[-1]
+    reason = re.sub(r"^intertwine\.errors\.\w+: ", "", last)
+    return f"{' '.join(about)}: {shorten(reason, 160, placeholder=' …')}"
 
 
 def provenance(tasks: Sequence[Task], plan: Mapping[str, Any]) -> Section:

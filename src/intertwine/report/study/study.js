@@ -55,7 +55,7 @@ for (const slider of all(".slider")) {
     const number = (n) => linkTo(short(known[n]), curves.command[n][i]);
     const rings = curves.y.filter((_, n) => known[n] !== null).map((line) => drawn("circle", { cx: x, cy: line[i], r: 7 }));
     marker.replaceChildren(drawn("line", { x1: x, x2: x, y1: curves.top, y2: curves.bottom }), ...rings);
-    output.textContent = "α = " + short(curves.alpha[i]);
+    output.textContent = "t = " + short(curves.alpha[i]);
     input.setAttribute("aria-valuetext", output.textContent);
     places.forEach((place, n) => place.replaceChildren(number(n)));
     if (!places.length) output.append(": ", number(0));

@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from intertwine.errors import InputError
 from intertwine.zoo.datasets.checksums import CHUNK, md5_of_file
@@ -47,11 +48,23 @@ def download(name: str, folder: str | Path | None = None, report: Report = _sile
     return target
 
 
+def _make_writable(folder: Path, name: str) -> None:
+    """The folder, made if need be; one that nothing can be put into is refused before anything is fetched."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{name} was to be put into {folder}, which cannot be written ({error.strerror}). Choose another folder."
+        ) from error
+
+
 def _fetch(source: Source, file: Path, report: Report) -> None:
     if file.is_file() and md5_of_file(file) == source.md5:
         return report(f"{file.name} is there already")
     part = file.with_name(file.name + ".part")
-    file.parent.mkdir(parents=True, exist_ok=True)
+    _make_writable(file.parent, file.name)
     problems: list[str] = []
     for url in source.urls:
         problem = _attempt(source, url, part, report)
