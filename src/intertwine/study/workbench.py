@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from intertwine.features.batches import placed
 from intertwine.zoo.datasets.dataset import Dataset
 from intertwine.zoo.folder import Zoo, load
 from intertwine.zoo.manifest import FILE as MANIFEST
@@ -41,10 +42,11 @@ class Workbench:
             data = data.subset(train, test)
         return list(data.to(torch.device(self.device)).batches(split, batch))
 
-    def example(self, zoo: str) -> Tensor:
-        """One blank input, of the size that the zoo's manifest tells; no data is read for it."""
+    def example(self, zoo: str, network: nn.Module) -> Tensor:
+        """One blank input as a network takes it, of the size that its zoo's manifest tells; no data is read for it."""
         shape = _load(*_version(self.folders[zoo])).manifest.plan.data["shape"]
-        return torch.zeros(1, *shape, device=self.device)
+        ((blank,), _) = placed(((torch.zeros(1, *shape),), {}), network)
+        return blank
 
 
 def _version(folder: str) -> tuple[str, int]:

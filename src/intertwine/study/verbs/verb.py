@@ -37,7 +37,7 @@ class Ask:
 
     @property
     def x(self) -> Tensor:
-        return self.bench.example(self.zoo)
+        return self.bench.example(self.zoo, self.a)
 
     def test(self) -> list[tuple[Tensor, Tensor]]:
         return self.bench.batches(self.zoo, "test", self.options.get("images"))
