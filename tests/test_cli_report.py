@@ -71,6 +71,10 @@ def test_the_command(study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.startswith(f"the report is {study.folder / 'report.html'}, 0.")
     assert main(["report", str(study.folder), "--out", str(tmp_path / "r.html"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["report"] == str(tmp_path / "r.html")
+    for name in ("x[a]", "x[/b]"):  # which rich would read as markup
+        (tmp_path / name).mkdir(parents=True)
+        assert main(["report", str(study.folder), "--out", str(tmp_path / name / "r.html")]) == 0
+        assert capsys.readouterr().out.startswith(f"the report is {tmp_path / name / 'r.html'}, 0.")
     assert main(["report", str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err
     with pytest.raises(InputError):
