@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from image_folders import write_images
 
 import intertwine as it
 from intertwine.cli import main
@@ -55,11 +56,25 @@ def test_results_are_shown_where_the_networks_are_gone(tmp_path: Path) -> None:
     assert "accuracy" in it.report.write(study, tmp_path / "r.html").read_text()
 
 
+def test_the_wires_are_shown_where_the_images_are_gone(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images")
+    options = {"widths": [75, 7, 2]}
+    zoo = it.zoo.train("mlp", seeds=[0], data=f"folder:{images}", out=tmp_path / "z", epochs=1, options=options)
+    plan = {"name": "p", "zoos": {"z": {"folder": str(zoo.folder)}}, "parts": [{"verb": "accuracy"}]}
+    study = it.study.run(plan, out=tmp_path / "s")
+    shutil.rmtree(images)
+    assert "S_7" in it.report.write(study.folder, tmp_path / "r.html").read_text()
+
+
 def test_the_command(study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(study.folder)]) == 0
     assert capsys.readouterr().out.startswith(f"the report is {study.folder / 'report.html'}, 0.")
     assert main(["report", str(study.folder), "--out", str(tmp_path / "r.html"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["report"] == str(tmp_path / "r.html")
+    for name in ("x[a]", "x[/b]"):  # which rich would read as markup
+        (tmp_path / name).mkdir(parents=True)
+        assert main(["report", str(study.folder), "--out", str(tmp_path / name / "r.html")]) == 0
+        assert capsys.readouterr().out.startswith(f"the report is {tmp_path / name / 'r.html'}, 0.")
     assert main(["report", str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err
     with pytest.raises(InputError):

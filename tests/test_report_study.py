@@ -21,9 +21,10 @@ from intertwine.report.study import page as page_module
 from intertwine.report.study.commands import Commands
 from intertwine.report.study.curves import gather
 from intertwine.report.study.entries import read
-from intertwine.report.study.lines import HEIGHT, LEFT, LETTER, RIGHT, TOP, WIDTH, Axes, line_chart
+from intertwine.report.study.lines import HEIGHT, LEFT, LETTER, RIGHT, TOP, WIDTH, Axes, frame_of, line_chart
 from intertwine.report.study.naming import duration
 from intertwine.report.study.page import study_page, write_study
+from intertwine.report.study.scales import Scale, around, ticks
 from intertwine.study.rows import COLUMNS, Row
 
 ALONE = {"meta", "input", "br"}  # HTML elements without an end
@@ -266,6 +267,31 @@ def test_points_lie_where_their_numbers_are() -> None:
         (LEFT + x * (WIDTH - RIGHT - LEFT), HEIGHT - y * (HEIGHT - TOP)) for x, y in ((0, 0.2), (0.5, 1), (1, 0.5))
     ]
     assert [c for point in found for c in point] == pytest.approx([c for point in wanted for c in point], abs=0.06)
+
+
+@pytest.mark.parametrize("size", [1.1e-16, 2.1e-15, -3e-13, 5e-324])
+def test_values_as_small_as_rounding_are_drawn(size: float, tmp_path: Path) -> None:
+    """As between a network and its moved copy, where features differ by rounding alone."""
+    rows = [Row("llfc", n * size, layer=f"l{n}", index=0.5) for n in (1, 2, 3)]
+    same = [Row("distance", n * size, layer=f"l{n}", other_layer="x") for n in (1, 2, 3)]
+    made = [study_records.task("connectivity", rows, "0", "1"), study_records.task("compare", same, "0", "1")]
+    page = write_study([r for one in made for r in records_of(one, "s")], tmp_path / "r.html").read_text("utf-8")
+    assert '<section id="connectivity"' in page
+    (series,) = gather(
+        read(records_of(made[0], "s")).entries, lambda e: "", lambda e: float((e.layer or "")[1]), Commands()
+    )
+    up = frame_of(Axes("t", "x", "y"), [series]).up
+    places = [up(dot.value) for dot in series.known if dot.value is not None]
+    if abs(size) > 1e-300:  # a smaller one is drawn on the axis
+        assert max(places) - min(places) > (HEIGHT - TOP) / 2  # the picture is filled, not flat
+        assert len(set(ticks(up.low, up.high))) > 2
+
+
+@pytest.mark.parametrize("values", [[0.3, 0.1 + 0.2], [1e20], [1e-320], [7e5, 7e5 + 1e-11], [2e-16, 3e-16]])
+def test_an_axis_has_two_ends_and_shows_its_values(values: list[float]) -> None:
+    low, high = around(values, zero=False)
+    places = [Scale(low, high, 0.0, 1.0)(value) for value in values]
+    assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)
 
 
 @pytest.mark.parametrize("most", [98765.0, 23456789.0, -7.5e19])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from image_folders import write_images
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -146,6 +147,28 @@ def test_other_data_is_refused(trained: Path, monkeypatch: pytest.MonkeyPatch) -
     refused(MismatchError, found.evaluate, *words)
     monkeypatch.setattr(folder_module, "data", lambda name, folder: real)
     assert found.dataset().checksum == real.checksum
+
+
+def test_a_folder_of_images_that_was_moved(tmp_path: Path) -> None:
+    images, moved = write_images(tmp_path / "images"), tmp_path / "moved"
+    options, data = {"widths": [75, 4, 2]}, f"folder:{images}"
+    found = zoo.train("mlp", seeds=[0], data=data, out=tmp_path / "zoo", options=options, epochs=1)
+    images.rename(moved)
+    refused(InputError, found.evaluate, str(images), "does not exist", "Give the folder")
+    there = found.dataset(moved)
+    assert (there.mean, there.name) == (zoo.data("imagefolder", moved).mean, f"folder:{moved}")
+    assert found.evaluate(there).accuracy.tolist() == [found.records[0].accuracy]
+    other = write_images(tmp_path / "other", side=6)
+    refused(MismatchError, lambda: found.dataset(other), data, "is not what", "Give the folder of the same data")
+
+
+def test_data_of_the_users_own_must_be_passed(tmp_path: Path) -> None:
+    own = zoo.data("digits").subset(300, 50)
+    found = zoo.train("mlp", seeds=[0], data=own, out=tmp_path / "zoo", options={"widths": [64, 4, 10]}, epochs=1)
+    words = (str(tmp_path / "zoo"), "a Dataset of your own, 'digits[:300, :50]'", "Pass it: zoo.evaluate(data).")
+    for call in (found.dataset, found.evaluate, partial(found.dataset, tmp_path)):
+        refused(InputError, call, *words)
+    assert found.evaluate(own).accuracy.tolist() == [found.records[0].accuracy]
 
 
 # -- a manifest that is not right --------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from rich.console import Console
-from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +20,7 @@ from intertwine.commands.barrier import barrier_words
 from intertwine.commands.document import print_json
 from intertwine.commands.networks import Images, load_networks, need_data, read_images
 from intertwine.commands.pictures import check_picture, save_picture
+from intertwine.commands.progress import Say, status
 from intertwine.commands.settings import settings
 from intertwine.connect.barrier import Barrier, barrier
 from intertwine.connect.statistics import batch_norms
@@ -70,12 +69,12 @@ def run(options: Namespace) -> int:
     if options.data is None and options.plot:
         need_data("The picture shows how units correlate on data")
     names = (options.first, options.second)
-    with Console(stderr=True).status("building the networks") as status:
+    with status("building the networks") as say:
         images = read_images(options, names)
         a, b = load_networks(names, (options.weights, options.weights_b), options.input, images)
-        status.update("reading their symmetry")
+        say("reading their symmetry")
         known = _common_symmetry(a, b, options.continuous)
-        status.update(f"aligning by {options.method}")
+        say(f"aligning by {options.method}")
         start = perf_counter()
         found = align(
             a.model, b.model, method=options.method, data=images and images.train, seed=options.seed,
@@ -83,9 +82,9 @@ def run(options: Namespace) -> int:
             options=given,
         )  # fmt: skip
         seconds = perf_counter() - start
-        change = None if images is None else _change(a, b, found, images, status)
+        change = None if images is None else _change(a, b, found, images, say)
         if images is not None and options.plot:
-            status.update("drawing")
+            say("drawing")
             before = matched_correlations(found.reference, known.folded(b.model), images.test, symmetry=known)
             after = matched_correlations(found.reference, found.model, images.test, symmetry=known)
             save_picture(after.plot(before), options.plot)
@@ -112,8 +111,8 @@ def _common_symmetry(a: Loaded, b: Loaded, continuous: bool) -> Symmetry:
     return found
 
 
-def _change(a: Loaded, b: Loaded, found: Alignment, images: Images, status: Status) -> Change:
-    status.update(f"scoring {POINTS} networks on {images.name}, before and after")
+def _change(a: Loaded, b: Loaded, found: Alignment, images: Images, say: Say) -> Change:
+    say(f"scoring {POINTS} networks on {images.name}, before and after")
     reset = images.train if batch_norms(a.model) else None
     return Change(
         barrier(a.model, b.model, images.test, POINTS, reset),

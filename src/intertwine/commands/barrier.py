@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from itertools import chain
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +12,7 @@ from intertwine.commands import show
 from intertwine.commands.document import print_json
 from intertwine.commands.networks import load_networks, need_batch_norm, read_images
 from intertwine.commands.pictures import check_picture, save_picture
+from intertwine.commands.progress import status
 from intertwine.connect.barrier import Barrier, barrier
 from intertwine.connect.statistics import batch_norms
 
@@ -26,16 +26,16 @@ def run(options: Namespace) -> int:
     """Carry out the command."""
     check_picture(options.plot)
     names = (options.first, options.second)
-    with Console(stderr=True).status("reading the data") as status:
+    with status("reading the data") as say:
         images = read_images(options, names)
         assert images is not None  # the parser asks for --data
-        status.update("building the networks")
+        say("building the networks")
         a, b = load_networks(names, (options.weights, options.weights_b), options.input, images)
         if options.reset:
             need_batch_norm(a)
         normed = bool(batch_norms(a.model))
         reset = normed if options.reset is None else options.reset
-        status.update(f"scoring {options.points} networks on {images.name}")
+        say(f"scoring {options.points} networks on {images.name}")
         scored = images.test if options.split == "test" else images.train
         found = barrier(a.model, b.model, scored, options.points, images.train if reset else None)
         if options.plot:

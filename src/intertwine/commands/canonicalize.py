@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from torch import nn
@@ -20,7 +19,7 @@ from intertwine.canonical.form import Form, make_form
 from intertwine.checkpoint import fill, read_checkpoint, write_checkpoint
 from intertwine.commands import show
 from intertwine.commands.document import print_json
-from intertwine.commands.progress import bar
+from intertwine.commands.progress import bar, column, status
 from intertwine.errors import InputError, IntertwineError
 from intertwine.files import writing
 from intertwine.graph.copies import copied
@@ -37,13 +36,13 @@ LEXICOGRAPHIC, BASE, TOLERANCE = "lexicographic", 1.1, 1e-6
 def run(options: Namespace) -> int:
     """Carry out the command; 1 when the certificate fails."""
     _check(options)
-    with Console(stderr=True).status(f"building {options.model}") as status:
+    with status(f"building {options.model}") as say:
         loaded = load(options.model, options.weights, options.input)
-        status.update("reading its symmetry")
+        say("reading its symmetry")
         found = symmetry(loaded.model, *loaded.args, **loaded.kwargs)
         held: Certificate | None = None
         if options.certify:
-            status.update("proving it in float64")
+            say("proving it in float64")
             held = found.certify(loaded.model, *loaded.args, **loaded.kwargs)
             found = held.symmetry
     if held is not None and not held.ok:
@@ -127,7 +126,7 @@ def _dedupe(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
             f"{', '.join(SUFFIXES)}."
         )
     refused: dict[str, str] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (column("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with bar(*columns) as progress:
         task = progress.add_task("comparing checkpoints", total=len(files))
         forms = _forms(files, folder, loaded.model, found, refused, lambda: progress.advance(task))

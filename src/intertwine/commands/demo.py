@@ -88,7 +88,8 @@ def _symmetry(study: Study, drawing: Path) -> tuple[list[Text | Group], Certific
     """The symmetry of the first network as the terminal shows it, its certificate, and its picture in a file."""
     (name, zoo) = next(iter(known_zoos(study.plan, study.folder).items()))
     bench = Workbench({name: str(zoo.folder)})
-    model, x = bench.network(name, zoo.seeds[0]), bench.example(name)
+    model = bench.network(name, zoo.seeds[0])
+    x = bench.example(name, model)
     held = symmetry(model, x).certify(model, x)
     write_text(drawing, wire_graph(held.symmetry, model, NAME))
     return [show.header(NAME, held.symmetry, model), show.tree(held.symmetry), show.certificate(held)], held

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from intertwine.commands.concept_sources import Seen, concepts_for
 from intertwine.commands.document import print_json
 from intertwine.commands.out_folder import held
 from intertwine.commands.pictures import save_picture
+from intertwine.commands.progress import status
 from intertwine.errors import InputError
 from intertwine.files import write_json
 from intertwine.inspect.dissection import Dissection
@@ -39,18 +39,18 @@ BEST = 5
 def run(options: Namespace) -> int:
     """Carry out the command."""
     alphas, numbers = _powers(options.rotation), seeds(options.seeds)
-    with held(options.out), Console(stderr=True).status(f"building {options.model}") as status:
+    with held(options.out), status(f"building {options.model}") as say:
         device = find_device(options.device)
         loaded = load(options.model, options.weights, options.input)
         loaded = replace(loaded, model=loaded.model.to(device))
-        status.update("reading the concepts")
+        say("reading the concepts")
         seen = concepts_for(options, loaded)
-        status.update(f"dissecting {options.at} in {len(alphas)} bases")
+        say(f"dissecting {options.at} in {len(alphas)} bases")
         scan = rotation_scan(
             loaded.model, options.at, seen.images, seen.concepts, alphas, seeds=numbers, level=options.level,
             share=options.share, null=options.null,
         )  # fmt: skip
-        status.update("drawing")
+        say("drawing")
         wrote = _write(options, loaded, seen, scan) if options.out else []
     if options.json:
         print_json(_told(loaded, seen, scan) | {"out": options.out})

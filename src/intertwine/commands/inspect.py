@@ -5,12 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from intertwine.commands import show
 from intertwine.commands.document import print_json
 from intertwine.commands.pictures import SVG, check_picture
+from intertwine.commands.progress import status
 from intertwine.errors import InputError
 from intertwine.files import write_text
 from intertwine.models import Loaded, load
@@ -26,18 +26,18 @@ COPIES = 5
 def run(options: Namespace) -> int:
     """Carry out the command; 1 when the certificate fails."""
     check_picture(options.svg, SVG)
-    with Console(stderr=True).status(f"building {options.model}") as status:
+    with status(f"building {options.model}") as say:
         loaded = load(options.model, options.weights, options.input)
-        status.update("reading its symmetry")
+        say("reading its symmetry")
         found = symmetry(loaded.model, *loaded.args, continuous=options.continuous, **loaded.kwargs)
         held: Certificate | None = None
         if options.certify:
             _check_room(loaded)
-            status.update(f"proving it on {options.trials} random elements, in float64")
+            say(f"proving it on {options.trials} random elements, in float64")
             held = found.certify(loaded.model, *loaded.args, trials=options.trials, **loaded.kwargs)
             found = held.symmetry
         if options.svg:
-            status.update("drawing")
+            say("drawing")
             write_text(options.svg, wire_graph(found, loaded.model, loaded.name))
     if options.json:
         print_json(as_dict(loaded, found, held))

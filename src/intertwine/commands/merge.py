@@ -6,7 +6,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import nn
@@ -16,6 +15,7 @@ from intertwine.checkpoint import write_checkpoint
 from intertwine.commands import show
 from intertwine.commands.document import print_json
 from intertwine.commands.networks import Images, load_networks, need_data, read_images
+from intertwine.commands.progress import status
 from intertwine.commands.settings import settings
 from intertwine.connect.merged import MENDED_MEAN, PLAIN_MEAN, Merged, Score, score_notes, scored
 from intertwine.connect.merging import PLAIN, merge
@@ -26,14 +26,14 @@ from intertwine.models import Loaded
 def run(options: Namespace) -> int:
     """Carry out the command."""
     _check(options)
-    with Console(stderr=True).status("building the networks") as status:
+    with status("building the networks") as say:
         images = read_images(options, options.models)
         networks = load_networks(options.models, _checkpoints(options), options.input, images)
-        status.update(f"merging by {options.method}")
+        say(f"merging by {options.method}")
         merged = _merged(options, options.method, options.repair, networks, images)
         scores: tuple[Score, ...] = ()
         if images is not None:
-            status.update(f"scoring on {images.name}")
+            say(f"scoring on {images.name}")
             named = {f"{i} {network.name}": network.model for i, network in enumerate(networks)}
             plain = _plain_means(options, merged, networks, images)
             scores = scored({"merged": merged.model} | plain | named, images.test, None)

@@ -32,8 +32,8 @@ EXAMPLES = 2
 
 
 def terminal() -> Console:
-    """Standard output; lines stay whole when it goes into a file or a pipe."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
+    """Standard output, words as they are: a path may hold [x]. Lines stay whole when it goes into a file or a pipe."""
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 1000)
 
 
 def duration(seconds: float) -> str:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from intertwine.commands.document import print_json
-from intertwine.commands.progress import bar
+from intertwine.commands.progress import aside, bar, column
 from intertwine.commands.show import duration, human, terminal
 from intertwine.commands.words import option
 from intertwine.zoo.datasets.download import download
@@ -42,8 +41,8 @@ def _train(options: Namespace) -> int:
     changes = {name: getattr(options, name) for name in ("epochs", "batch", "rate", "spawn")}
     changes = {name: value for name, value in changes.items() if value is not None}
     columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[accuracy]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"),
+        column("{task.description}"), BarColumn(), column("{task.percentage:>3.0f}%"),
+        column("{task.fields[accuracy]}"), TimeElapsedColumn(), column("{task.fields[left]}"),
     )  # fmt: skip
     with bar(*columns) as shown:
         task = shown.add_task("reading the data", total=1.0, accuracy="", left="")
@@ -136,8 +135,7 @@ def _evaluate(options: Namespace) -> int:
 
 
 def _download(options: Namespace) -> int:
-    console = Console(stderr=True, highlight=False)
-    place = download(options.name, Path(options.folder) if options.folder else None, console.print)
+    place = download(options.name, Path(options.folder) if options.folder else None, aside().print)
     if options.json:
         print_json({"data": options.name, "folder": str(place)})
     else:

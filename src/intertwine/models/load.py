@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from intertwine.checkpoint import fill, read_checkpoint
 from intertwine.errors import InputError
+from intertwine.features.batches import placed
 from intertwine.models.inputs import Example, make_inputs
 from intertwine.models.sources import SOURCES, from_zoo_folder
 from intertwine.models.user_file import from_file
@@ -79,7 +80,7 @@ def load(name: str, weights: str | Path | None = None, inputs: Sequence[str] = (
                 f"No example input is known for {name}. Pass one, such as --input 1x3x224x224 (or --input int:1x16 for "
                 "integer ids), or define a function example_inputs() beside the factory."
             )
-        loaded = Loaded(name, model.eval(), *example)
+        loaded = Loaded(name, model.eval(), *placed((example[0], dict(example[1])), model))
         _check_runs(loaded, advice)
     return loaded
 

@@ -51,5 +51,6 @@ def _networks(plan: Plan, folder: Path) -> dict[str, str]:
         records = read_manifest(place).records if (place / MANIFEST).exists() else ()
         if records:
             bench = Workbench({name: str(place)})
-            found[name] = wires(outline(symmetry(bench.network(name, records[0].seed), bench.example(name)).wires))
+            network = bench.network(name, records[0].seed)
+            found[name] = wires(outline(symmetry(network, bench.example(name, network)).wires))
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from intertwine.features.batches import placed
 from intertwine.zoo.datasets.dataset import Dataset
 from intertwine.zoo.folder import Zoo, load
 from intertwine.zoo.manifest import FILE as MANIFEST
@@ -38,9 +39,11 @@ class Workbench:
         data = self.data(zoo)
         return (data if count is None else data.spread(count)).to(torch.device(self.device))
 
-    def example(self, zoo: str) -> Tensor:
-        """One blank input."""
-        return torch.zeros(1, *self.data(zoo).shape, device=self.device)
+    def example(self, zoo: str, network: nn.Module) -> Tensor:
+        """One blank input as a network takes it, of the size that its zoo's manifest tells; no data is read for it."""
+        shape = _load(*_version(self.folders[zoo])).manifest.plan.data["shape"]
+        ((blank,), _) = placed(((torch.zeros(1, *shape),), {}), network)
+        return blank
 
 
 def _version(folder: str) -> tuple[str, int]:

@@ -15,6 +15,8 @@ from intertwine.errors import InputError, MismatchError
 from intertwine.files import sha256
 from intertwine.frames import frame
 from intertwine.zoo.datasets import Dataset, data
+from intertwine.zoo.datasets.find import FOLDER
+from intertwine.zoo.datasets.sources import known_name
 from intertwine.zoo.manifest import Manifest, Record, read_manifest
 from intertwine.zoo.networks import build
 from intertwine.zoo.precision import find_device, precision
@@ -85,15 +87,36 @@ class Zoo(Networks):
         return self[self.seeds.index(seed)]
 
     def dataset(self, folder: str | Path | None = None) -> Dataset:
-        """The data the networks were trained on, seen as they saw it; refused when its contents differ."""
+        """The data the networks were trained on, seen as they saw it; refused when its contents differ.
+
+        Args:
+            folder: where its files are; for a folder of images, where it is now.
+
+        Raises:
+            InputError: it is not there, or only the user has it. MismatchError: its contents are others.
+        """
         plan = self.manifest.plan.data
-        found = data(plan["name"], folder)
+        moved = folder is not None and plan["name"].startswith(FOLDER)
+        found = data("imagefolder" if moved else self._known_data(), folder)
         if found.checksum != plan["checksum"]:
             raise MismatchError(
                 f"{plan['name']} is not what {self.folder} was trained on: its checksum is {found.checksum[:12]}…, the "
                 f"manifest says {plan['checksum'][:12]}…. Give the folder of the same data."
             )
         return found.normalised(plan["mean"], plan["std"])
+
+    def _known_data(self) -> str:
+        """The name of the data set, where it can be read by its name."""
+        name = self.manifest.plan.data["name"]
+        if not name.startswith(FOLDER):
+            try:
+                known_name(name)
+            except InputError as error:
+                raise InputError(
+                    f"The data of {self.folder} was asked for, but it was trained on a Dataset of your own, "
+                    f"{name!r}, which intertwine cannot read by its name. Pass it: zoo.evaluate(data)."
+                ) from error
+        return name
 
     def evaluate(self, data: Dataset | None = None, device: str | None = None, together: int = 8) -> Score:
         """Accuracy and loss of every network on the test part, in single precision, so many networks at once."""

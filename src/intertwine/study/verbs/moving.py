@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from intertwine.canonical.equivalence import equivalent
 from intertwine.canonical.fingerprint import fingerprint
 from intertwine.connect.interpolation import interpolate
+from intertwine.features.batches import calls, placed
 from intertwine.stitch.passes import accuracy_of
+from intertwine.stitch.targets import answer
 from intertwine.study.rows import Row
 from intertwine.study.verbs.verb import Ask
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
@@ -59,4 +61,5 @@ def distance(a: nn.Module, b: nn.Module) -> float:
 @torch.no_grad()
 def _changed(a: nn.Module, b: nn.Module, data: list[tuple[Tensor, Tensor]]) -> float:
     """How many inputs get another answer."""
-    return float(sum(int((a(inputs).argmax(1) != b(inputs).argmax(1)).sum()) for inputs, _ in data))
+    there = (placed(call, a) for call in calls(data))
+    return float(sum(int((answer(a, call).argmax(1) != answer(b, call).argmax(1)).sum()) for call in there))

@@ -41,7 +41,7 @@ class Ask:
 
     @property
     def x(self) -> Tensor:
-        return self.bench.example(self.zoo)
+        return self.bench.example(self.zoo, self.a)
 
     @property
     def images(self) -> Dataset:
