@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from intertwine.commands.document import print_json
 from intertwine.commands.networks import load_networks, read_images
 from intertwine.commands.pictures import SVG, check_picture, save_picture
+from intertwine.commands.progress import status
 from intertwine.commands.show import terminal
 from intertwine.measure.compare import compare
 from intertwine.measure.comparison import Comparison
@@ -24,12 +24,12 @@ def run(options: Namespace) -> int:
     """Carry out the command."""
     check_picture(options.svg, SVG)
     names, weights = (options.first, options.second), (options.weights, options.weights_b)
-    with Console(stderr=True).status("reading the data") as status:
+    with status("reading the data") as say:
         images = read_images(options, names)
         assert images is not None  # there is a default
-        status.update("building the networks")
+        say("building the networks")
         first, second = load_networks(names, weights, (), images)
-        status.update(f"comparing on {len(images.test.dataset.test_labels):,} test images of {images.name}")
+        say(f"comparing on {len(images.test.dataset.test_labels):,} test images of {images.name}")
         found = compare(
             first.model, second.model, images.test, options.layer or None, options.measure or ["linear_cka"],
             options.policy, options.layer_b or None,
