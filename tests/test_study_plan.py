@@ -205,7 +205,9 @@ def test_files_and_zoos_that_are_not_there(tmp_path: Path) -> None:
     manifest = json.loads((zoo.folder / "manifest.json").read_text())
     (zoo.folder / "manifest.json").write_text(json.dumps(manifest | {"records": []}))
     plan = read_plan(written(tmp_path, text.replace("FOLDER", str(tmp_path / "z"))))
-    with pytest.raises(InputError, match=r"zoo 'z' is to be taken from .*z, where no network is finished yet"):
+    with pytest.raises(
+        InputError, match=r"Zoo 'z' \(line 2\): its networks are to be taken from .*z, where no network is finished yet"
+    ):
         known_zoos(plan, tmp_path)
 
 

@@ -107,7 +107,9 @@ def test_a_zoo_in_one_line(trained: Path, place: Path) -> None:
     write(place, entries(place) | {"records": entries(place)["records"][:1]})
     assert repr(zoo.load(place)).startswith("Zoo(1 network: mlp on digits")
     write(place, entries(place) | {"records": []})
-    assert repr(zoo.load(place)) == f"Zoo(0 networks: mlp on digits by plain, in {place})"
+    assert repr(zoo.load(place)).startswith(
+        f"Zoo(0 networks: mlp on digits by plain, in {place}: no network is finished"
+    )
 
 
 def test_a_zoo_is_tested_again(trained: Path, place: Path) -> None:
@@ -125,7 +127,8 @@ def test_a_zoo_is_tested_again(trained: Path, place: Path) -> None:
     few = found.evaluate(data.subset(test=10)).accuracy
     assert few.tolist() == pytest.approx([round(10 * float(a)) / 10 for a in few])
     write(place, entries(place) | {"records": []})
-    refused(InputError, zoo.load(place).evaluate, str(place), "none of its networks is finished", "Train it first")
+    refused(InputError, zoo.load(place).evaluate, str(place), "no network is finished yet", "goes on where it stopped")
+    refused(InputError, partial(zoo.load(place).seed, 3), "seed 3 was asked for", "no network is finished yet")
 
 
 def test_the_data_as_the_networks_saw_it(tmp_path: Path) -> None:

@@ -114,7 +114,8 @@ def _show(zoo: Zoo, as_json: bool, again: Score | None = None) -> None:
         table.add_row(*row, *([] if again is None else [f"{record.accuracy:.2%}"]))
     console = terminal()
     console.print(Text(zoo.words(), style="bold"))
-    console.print(table)
+    if zoo.records:
+        console.print(table)
     if len(accuracies) > 1:
         mean, spread = statistics.mean(accuracies), statistics.stdev(accuracies)
         console.print(Text(f"mean accuracy {mean:.2%}, standard deviation {spread:.2%}", style="bold"))

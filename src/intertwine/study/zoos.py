@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 
 from intertwine.errors import InputError, IntertwineError
 from intertwine.study.plan import Plan, ZooPlan
-from intertwine.zoo.folder import load
+from intertwine.zoo.folder import UNFINISHED, load
 from intertwine.zoo.manifest import FILE as MANIFEST
 from intertwine.zoo.manifest import precision_there, read_manifest
 from intertwine.zoo.networks.registry import build
@@ -50,11 +51,22 @@ def known_zoos(plan: Plan, folder: Path) -> dict[str, KnownZoo]:
     Raises:
         InputError: a zoo that should be there is missing, or no network of it is finished.
     """
-    places = {name: place_of(name, zoo, folder) for name, zoo in plan.zoos.items()}
-    return {
-        name: _planned(name, zoo, places[name]) if zoo.folder is None else _given(name, places[name])
-        for name, zoo in plan.zoos.items()
-    }
+    found = {}
+    for name, zoo in plan.zoos.items():
+        with _told(plan, name):
+            place = place_of(name, zoo, folder)
+            found[name] = _planned(name, zoo, place) if zoo.folder is None else _given(name, place)
+    return found
+
+
+@contextmanager
+def _told(plan: Plan, name: str) -> Iterator[None]:
+    """What is wrong with a zoo is told with its name and line."""
+    try:
+        yield
+    except IntertwineError as error:
+        line = f" (line {plan.lines[name]})" if name in plan.lines else ""
+        raise type(error)(f"Zoo {name!r}{line}: {error}") from error
 
 
 def place_of(name: str, zoo: ZooPlan, folder: Path) -> Path:
@@ -63,12 +75,9 @@ def place_of(name: str, zoo: ZooPlan, folder: Path) -> Path:
 
 
 def _given(name: str, folder: Path) -> KnownZoo:
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder.resolve())  # a path that is told says what a short one is short for
     if not manifest.records:
-        raise InputError(
-            f"The zoo {name!r} is to be taken from {folder}, where no network is finished yet. Let its training end: "
-            "the same `intertwine zoo train` goes on where it stopped."
-        )
+        raise InputError(f"its networks are to be taken from {folder.resolve()}, where {UNFINISHED}.")
     networks = load(folder)
     files = {record.seed: record.sha256 for record in manifest.records}
     return KnownZoo(name, folder, networks.seeds, asdict(manifest.plan), files, _layers(networks.factory))
@@ -92,16 +101,12 @@ def missing(plan: Plan, known: Mapping[str, KnownZoo]) -> list[Training]:
         there = {r.seed for r in read_manifest(folder).records} if (folder / MANIFEST).is_file() else set()
         if zoo.architecture is None or zoo.data is None or there >= set(zoo.seeds):
             continue
-        try:
-            found.append(
-                prepare(
-                    zoo.architecture, seeds=zoo.seeds, data=zoo.data, out=folder, recipe=zoo.recipe,
-                    options=zoo.options, precision=precision_there(folder), changes=zoo.changes,
-                )
+        with _told(plan, name):
+            training = prepare(
+                zoo.architecture, seeds=zoo.seeds, data=zoo.data, out=folder, recipe=zoo.recipe, options=zoo.options,
+                precision=precision_there(folder), changes=zoo.changes,
             )  # fmt: skip
-        except IntertwineError as error:
-            line = f" (line {plan.lines[name]})" if name in plan.lines else ""
-            raise type(error)(f"Zoo {name!r}{line}: {error}") from error
+        found.append(training)
     return found
 
 

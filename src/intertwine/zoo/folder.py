@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 else:
     Networks = Sequence  # whoever checks annotations while a program runs would read a network to see its type
 
+#: What to do where a training was stopped early.
+UNFINISHED = "no network is finished yet; the same `intertwine zoo train` goes on where it stopped"
+
 
 @dataclass(frozen=True, eq=False)
 class Zoo(Networks):
@@ -82,6 +85,8 @@ class Zoo(Networks):
 
     def seed(self, seed: int) -> nn.Module:
         """The network of a seed."""
+        if not self.records:
+            raise InputError(f"The network of seed {seed} was asked for, but in {self.folder} {UNFINISHED}.")
         if seed not in self.seeds:
             raise InputError(f"{self.folder} holds no network of seed {seed}; it holds {self.seeds}.")
         return self[self.seeds.index(seed)]
@@ -121,7 +126,7 @@ class Zoo(Networks):
     def evaluate(self, data: Dataset | None = None, device: str | None = None, together: int = 8) -> Score:
         """Accuracy and loss of every network on the test part, in single precision, so many networks at once."""
         if not self.records:
-            raise InputError(f"{self.folder} was to be tested, but none of its networks is finished. Train it first.")
+            raise InputError(f"{self.folder} was to be tested, but there {UNFINISHED}.")
         how = precision("float32", find_device(device))
         own = (self.dataset() if data is None else data).to(how.device)
         parts = [self[i : i + together] for i in range(0, len(self), together)]
@@ -143,7 +148,8 @@ class Zoo(Networks):
         accuracies = [r.accuracy for r in self.records]
         span = f", accuracy {min(accuracies):.1%} to {max(accuracies):.1%}" if accuracies else ""
         named = f"{plan.architecture['name']} on {plan.data['name']} by {plan.recipe['name']}"
-        return f"{size} network{'s' * (size != 1)}: {named}{span}, in {self.folder}"
+        left = "" if size else f": {UNFINISHED}"
+        return f"{size} network{'s' * (size != 1)}: {named}{span}, in {self.folder}{left}"
 
     def __repr__(self) -> str:
         return f"Zoo({self.words()})"
