@@ -120,9 +120,63 @@ def test_answers_that_are_ignored_have_no_part_in_the_mean() -> None:
 
 def test_targets_that_are_no_classes_are_refused() -> None:
     with pytest.raises(
-        InputError, match=r"one class per answer of the back network, of 4 classes; found torch\.float32"
+        InputError, match=r"one class, a whole number, per answer .* Found outputs \(5, 4\) and targets torch\.float32"
     ):
-        Targets(["hard"], torch.device("cpu"))(torch.zeros(5, 4), torch.zeros(5), None)
+        Targets(["hard", "hard"], torch.device("cpu"))(torch.zeros(10, 4), torch.zeros(5), None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((6, 4), 1), ((6, 4, 5), 1), ((6, 5, 4), 2), ((6, 4, 3, 5), 1), ((6, 4, 4, 4), 1), ((6, 3, 5, 4), 3)],
+)
+@pytest.mark.parametrize("kinds", [["hard"], ["soft"], ["hard", "soft", "both"]])
+def test_the_classes_of_dense_outputs_lie_where_the_targets_say(
+    shape: tuple[int, ...], axis: int, kinds: list[str]
+) -> None:
+    """Classifiers, segmentation, signals and tokens: torch's own losses along the axis that has the four classes."""
+    labels = torch.randint(4, shape[:axis] + shape[axis + 1 :])
+    outputs, own = torch.randn(len(kinds) * shape[0], *shape[1:]), torch.randn(shape)
+    found = Targets(kinds, torch.device("cpu"))(outputs, labels, own)
+    first = own.double().movedim(axis, 1)
+    for part, kind, loss in zip(outputs.double().chunk(len(kinds)), kinds, found, strict=True):
+        logits = part.movedim(axis, 1)
+        hard, soft = F.cross_entropy(logits, labels), F.cross_entropy(logits, first.softmax(1))
+        wanted = {"hard": hard, "soft": soft, "both": (hard + soft) / 2}[kind]
+        assert float(loss) == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_answers_of_unlabelled_data_are_followed_where_the_axis_of_classes_is_known() -> None:
+    soft, own = Targets(["soft"], torch.device("cpu")), torch.randn(5, 4)
+    wanted = F.cross_entropy(torch.ones(5, 4).double(), own.double().softmax(1))
+    assert float(soft(torch.ones(5, 4), None, own)) == pytest.approx(float(wanted), rel=1e-5)
+    with pytest.raises(InputError, match=r"which axis of its outputs \(5, 4, 4\) .* are NoneType"):
+        soft(torch.zeros(5, 4, 4), None, torch.zeros(5, 4, 4))
+
+
+class Segments(nn.Sequential):
+    """A class per pixel."""
+
+    def __init__(self, seed: int, classes: int) -> None:
+        torch.manual_seed(seed)
+        super().__init__(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU())
+        self.append(nn.Conv2d(6, classes, 1)).eval()
+
+
+@pytest.mark.parametrize("classes", [8, 5])
+@pytest.mark.parametrize("targets", ["hard", "soft"])
+def test_segmentation_is_trained_on_the_loss_it_is_scored_by(classes: int, targets: str) -> None:
+    """Images of eight by eight, with as many classes as columns and with fewer; the first loss is that of the start."""
+    a, b = Segments(0, classes), Segments(1, classes)
+    x, y = torch.randn(8, 3, 8, 8), torch.randint(classes, (8, 8, 8))
+    start = intertwine.stitch(a, b, "1", fit="direct", data=[(x, y)])
+    options: dict[str, Any] = {"data": [(x, y)], "targets": targets, "optimizer": "sgd", "rate": 0.1, "drops": False}
+    found = intertwine.stitch(a, b, "1", epochs=20, **options)
+    with torch.no_grad():
+        goal = y if targets == "hard" else b(x).softmax(1)
+        first, last = (float(F.cross_entropy(one.model(x), goal)) for one in (start, found))
+    assert found.history[0]["loss"] == pytest.approx(first, rel=1e-4)
+    assert found.history[-1]["loss"] == pytest.approx(last, rel=0.02)
+    assert last < first
 
 
 # -- BatchNorm --------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from intertwine.errors import InputError
 from intertwine.features.batches import Call, fresh
-from intertwine.features.scoring import IGNORED
+from intertwine.features.scoring import IGNORED, classes_second
 from intertwine.shapes import Float
 
 
@@ -53,25 +53,45 @@ class Targets:
             outputs: of all stitches, those of the first one first. targets: classes, shared by all.
             own: outputs of the back network itself, where soft targets are wanted.
         """
-        logits, copies = logits_of(outputs), len(self.shares)
-        flat = logits.reshape(copies, -1, logits.shape[-1]).float()  # every token or sample is one answer
-        answers = flat.shape[1]
+        copies = len(self.shares)
+        flat = _rows(logits_of(outputs), targets, copies, self.hard)
         hard = soft = flat.new_zeros(copies)
         if self.hard:
-            wanted = _classes(targets, answers, flat.shape[-1])
+            wanted = targets.reshape(-1).long()
             each = F.cross_entropy(flat.flatten(0, 1), wanted.repeat(copies), reduction="none", ignore_index=IGNORED)
             hard = each.view(copies, -1).sum(1) / (wanted != IGNORED).sum()
         if self.soft:
-            share = F.softmax(logits_of(own).reshape(answers, -1).float(), -1)
+            share = F.softmax(_rows(logits_of(own), targets, 1, self.hard), -1)
             soft = -(share * F.log_softmax(flat, -1)).sum(-1).mean(1)
         return self.shares * hard + (1 - self.shares) * soft
 
 
-def _classes(targets: Any, answers: int, classes: int) -> Tensor:
-    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.numel() != answers:
-        found = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+def _rows(logits: Tensor, targets: Any, copies: int, hard: bool) -> Float[Tensor, "copies answers classes"]:
+    """One row of classes per answer, a sample, a token or a pixel, by the same axis of classes as in scores.
+
+    Targets tell which axis that is; outputs of two axes need none, where the targets are soft alone.
+    """
+    many = targets.repeat(copies, *[1] * (targets.dim() - 1)) if isinstance(targets, Tensor) and targets.dim() else None
+    classes = classes_second(logits, many)
+    if classes is None and logits.dim() == 2 and not hard:
+        classes = logits
+    if classes is None:
+        _refuse(logits, targets, copies, hard)
+    return classes.movedim(1, -1).reshape(copies, -1, classes.shape[1]).float()
+
+
+def _refuse(logits: Tensor, targets: Any, copies: int, hard: bool) -> NoReturn:
+    """An error where nothing says which axis of the outputs has the classes."""
+    found = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+    shape = (len(logits) // copies, *logits.shape[1:]) if logits.dim() else ()
+    if hard:
         raise InputError(
-            f"Hard targets are one class per answer of the back network, of {classes} classes; found {found} for "
-            f"{answers} answers. Pass classes as targets, or targets='soft'."
+            "Hard targets are one class, a whole number, per answer of the back network: outputs (N, classes, …) or "
+            f"(N, …, classes) with targets (N, …). Found outputs {shape} and targets {found}. Pass classes as targets, "
+            "or targets='soft'."
         )
-    return targets.reshape(-1).long()
+    raise InputError(
+        f"Soft targets are the answers of the back network, but which axis of its outputs {shape} has the classes is "
+        f"not known: the targets of the data, which would tell, are {found}. Pass the class of every answer with the "
+        "data, one axis less than the outputs, or a network with outputs (samples, classes)."
+    )
