@@ -118,6 +118,17 @@ def test_answers_that_are_ignored_have_no_part_in_the_mean() -> None:
     torch.testing.assert_close(found.double(), torch.stack(wanted), rtol=1e-5, atol=1e-6)
 
 
+def test_a_batch_whose_answers_are_all_ignored_teaches_nothing() -> None:
+    """The map is the one of training without that batch; plain SGD has no memory that would move it on."""
+    a, b, data = network(0), network(1), batches(2)
+    blank = (batches(1, seed=1)[0][0], torch.full((16,), -100))
+    options: dict[str, Any] = {"test": data, "direct_data": data, "epochs": 3, "optimizer": "sgd", "rate": 0.1}
+    found, wanted = (intertwine.stitch(a, b, "2", data=some, **options) for some in ([data[0], blank, data[1]], data))
+    assert found.diverged is None
+    assert torch.equal(found.matrix, wanted.matrix)
+    assert not torch.equal(found.matrix, intertwine.stitch(a, b, "2", "linear", "direct", data=data).matrix)
+
+
 def test_targets_that_are_no_classes_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"one class, a whole number, per answer .* Found outputs \(5, 4\) and targets torch\.float32"

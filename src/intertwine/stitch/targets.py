@@ -59,7 +59,10 @@ class Targets:
         if self.hard:
             wanted = targets.reshape(-1).long()
             each = F.cross_entropy(flat.flatten(0, 1), wanted.repeat(copies), reduction="none", ignore_index=IGNORED)
-            hard = each.view(copies, -1).sum(1) / (wanted != IGNORED).sum()
+            kept = (wanted != IGNORED).sum()
+            hard = each.view(copies, -1).sum(1) / kept.clamp(
+                min=1
+            )  # a batch without targets has no slope, not no number
         if self.soft:
             share = F.softmax(_rows(logits_of(own), targets, 1, self.hard), -1)
             soft = -(share * F.log_softmax(flat, -1)).sum(-1).mean(1)
