@@ -18,6 +18,7 @@ from intertwine.align.relaxed import Mixture, Relaxed, matrix_of, mixed, nearest
 from intertwine.align.sinkhorn import sinkhorn
 from intertwine.align.starts import permutations_of
 from intertwine.canonical.blocks import moved, weights_of
+from intertwine.errors import InputError
 from intertwine.symmetry.symmetry import Symmetry
 
 METHODS = ("straight-through", "sinkhorn")
@@ -226,6 +227,20 @@ def test_another_loss_and_few_held_batches(method: str) -> None:
     with torch.no_grad():
         outputs = [it.interpolate(a, b, 0.5)(x).double() for x, _ in data[:2]]
     wanted = torch.cat([squares(o, y) for o, (_, y) in zip(outputs, data, strict=False)]).mean()
+    assert found.history[0].own == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_data_without_classes_needs_a_loss_where_the_message_says(method: str) -> None:
+    a, b, sym, data = digits()
+    plain = [(x, F.one_hot(y, 10).to(x.dtype)) for x, y in data]
+    with pytest.raises(
+        InputError, match=r"found outputs .* Pass options=\{'loss': …\}, a function of \(outputs, targets\)"
+    ):
+        align(a, b, symmetry=sym, method=method, data=plain)
+    found = align(a, b, symmetry=sym, method=method, data=plain, options={"loss": F.mse_loss, "held": 1, "steps": 2})
+    with torch.no_grad():
+        wanted = F.mse_loss(it.interpolate(a, b, 0.5)(plain[0][0]).double(), plain[0][1].double())
     assert found.history[0].own == pytest.approx(float(wanted), rel=1e-5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,135 @@ def test_segmentation_is_trained_on_the_loss_it_is_scored_by(classes: int, targe
     assert found.history[0]["loss"] == pytest.approx(first, rel=1e-4)
     assert found.history[-1]["loss"] == pytest.approx(last, rel=0.02)
     assert last < first
+
+
+# -- other losses -----------------------------------------------------------------------------------------------------
+
+
+def regressor(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+def numbers(count: int = 2) -> list[tuple[Tensor, Tensor]]:
+    chance = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(12, 3, generator=chance).double(), torch.randn(12, 2, generator=chance).double())
+        for _ in range(count)
+    ]
+
+
+PLAIN: dict[str, Any] = {"optimizer": "sgd", "rate": 0.1, "drops": False}
+
+
+def test_a_loss_of_ones_own_is_descended_and_scored() -> None:
+    """Two stitches side by side by the mean square, every step of them written out."""
+    a, b, data = regressor(0), regressor(1), numbers()
+    found = intertwine.stitches(
+        a, b, "1", data=data, variants=({"start": "identity"}, {}), epochs=2, loss=F.mse_loss, **PLAIN
+    )
+    direct = intertwine.stitch(a, b, "1", fit="direct", data=data, loss=F.mse_loss)
+    for one, start in zip(found, (torch.eye(5).double(), direct.matrix), strict=True):
+        matrix, losses = start.clone().requires_grad_(), []
+        for _ in range(2):
+            means = []
+            for x, y in data:
+                loss = ((b[2](a[:2](x).detach() @ matrix.T) - y) ** 2).mean()
+                means.append(loss.detach())
+                matrix = (matrix - 0.1 * torch.autograd.grad(loss, matrix)[0]).detach().requires_grad_()
+            losses.append(float(sum(means)) / 2)
+        matrix = matrix.detach()
+        torch.testing.assert_close(one.matrix, matrix, rtol=1e-5, atol=1e-7)
+        assert [row["loss"] for row in one.history] == pytest.approx(losses, rel=1e-5)
+        last = [float(((b[2](a[:2](x) @ matrix.T) - y) ** 2).mean().detach()) for x, y in data]
+        assert one.scores.loss == pytest.approx(sum(last) / 2, rel=1e-5)
+        assert one.accuracy is one.penalty is one.scores.unscored is None
+        assert one.settings["loss_function"] == "torch.nn.functional.mse_loss"
+
+
+def test_a_loss_of_ones_own_beside_the_answers_of_the_back_network() -> None:
+    outputs, own, labels = torch.randn(2 * 5, 4), torch.randn(5, 4), torch.randint(4, (5,))
+    found = Targets(["hard", "both"], torch.device("cpu"), F.multi_margin_loss)(outputs, labels, own)
+    first, second = outputs.double().chunk(2)
+    soft = F.cross_entropy(second, own.double().softmax(1))
+    wanted = torch.stack([F.multi_margin_loss(first, labels), (F.multi_margin_loss(second, labels) + soft) / 2])
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_of_ones_own_may_be_large_and_may_read_several_outputs() -> None:
+    class Two(nn.Sequential):
+        def forward(self, input: Tensor) -> Any:
+            y = super().forward(input)
+            return y, 2 * y
+
+    a, b = Two(*regressor(0)), Two(*regressor(1))
+
+    def far(outputs: Any, targets: Any) -> Tensor:
+        return 1e6 * ((outputs[0] - 1) ** 2 + (outputs[1] - 2) ** 2).mean(1)
+
+    data = [(x, None) for x, _ in numbers()]
+    found = intertwine.stitch(a, b, "1", data=data, loss=far, epochs=60, optimizer="sgd", rate=1e-8, start="identity")
+    with torch.no_grad():
+        wanted = sum(5e6 * float(((found.model(x)[0] - 1) ** 2).mean()) for x, _ in data) / 2
+    assert found.diverged is None
+    assert found.scores.loss == pytest.approx(wanted, rel=1e-5)
+    assert found.scores.samples == 24
+    assert 1e4 < found.history[-1]["loss"] < found.history[0]["loss"]
+
+
+@pytest.mark.parametrize(("rate", "epoch"), [(3.0, 5), (8.0, 1)])
+def test_without_classes_the_best_epoch_is_the_one_of_the_lowest_loss(rate: float, epoch: int) -> None:
+    """A rate that goes down to the end, and one that goes up from the first epoch on."""
+    options: dict[str, Any] = {"data": numbers(), "loss": F.mse_loss, "epochs": 5, "start": "random", **PLAIN}
+    options["rate"] = rate
+    ends = [
+        intertwine.stitch(regressor(0), regressor(1), "1", **options | {"epochs": number}).scores.loss
+        for number in range(1, 6)
+    ]
+    best = intertwine.stitch(regressor(0), regressor(1), "1", select="best", **options)
+    assert best.scores.loss == min(ends)
+    assert min(ends) == ends[epoch - 1]
+
+
+@pytest.mark.parametrize("targets", ["numbers", "none"])
+def test_direct_fits_need_no_classes(targets: str) -> None:
+    """The map is least squares, as ever; the scores say why they are empty, and the way they name is one."""
+    a, b = regressor(0), regressor(1)
+    data = [(x, y if targets == "numbers" else None) for x, y in numbers()]
+    found = intertwine.stitches(a, b, "1", ["linear", "affine"], fit="direct", data=data)
+    x = torch.cat([x for x, _ in data])
+    wanted = torch.linalg.lstsq(a[:2](x), b[:2](x)).solution.T
+    torch.testing.assert_close(found[0].matrix, wanted, rtol=1e-6, atol=1e-8)
+    kind = {"numbers": r"float64 \(12, 2\)", "none": "NoneType"}[targets]
+    why = rf"found outputs float64 \(12, 2\) and targets {kind}\. Pass loss=, a function of \(outputs, targets\)\."
+    for one in found:
+        assert one.accuracy is one.agreement is one.to_dict()["loss"] is None
+        assert one.scores.samples == 24
+        assert re.search(rf"not scored: Cross-entropy needs.*{why}", repr(one))
+    assert re.search(why, repr(found))
+    assert re.search(why, found[0].to_dict()["unscored"])
+    with pytest.raises(InputError, match=rf"None of the 2 stitches .* They were not scored: .*{why}"):
+        found.best("loss")
+    found.plot()
+
+    def size(outputs: Any, _targets: Any) -> Tensor:
+        return outputs.abs().mean()
+
+    scored = intertwine.stitch(a, b, "1", fit="direct", data=data, loss=size)
+    assert scored.scores.loss == pytest.approx(float(scored.model(x).detach().abs().mean()), rel=1e-6)
+
+
+def test_losses_that_are_refused(tmp_path: Path) -> None:
+    a, b, data = regressor(0), regressor(1), numbers()
+    with pytest.raises(
+        InputError, match=r"Hard targets are one class.* targets torch\.float64 .*Pass loss=, a function"
+    ):
+        intertwine.stitch(a, b, "1", data=data)
+    with pytest.raises(InputError, match=r"The loss must give a tensor.*found float"):
+        intertwine.stitch(a, b, "1", data=data, loss=lambda outputs, targets: 0.5)
+    intertwine.stitch(a, b, "1", data=data, loss=F.mse_loss, epochs=1, out=tmp_path)
+    with pytest.raises(InputError, match="holds those of another plan, which differs in loss"):
+        intertwine.stitch(a, b, "1", data=data, loss=F.l1_loss, epochs=1, out=tmp_path)
 
 
 # -- BatchNorm --------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_every_family_is_in_the_table() -> None:
 
 def test_settings_and_recipes_are_named_as_they_are() -> None:
     assert all(f'recipe="{name}"' in PAGE for name in RECIPES if name != "intertwine")
-    options = set(re.findall(r"`(\w+)=", PAGE)) - {"skip", "resize", "fit", "recipe", "out"}
+    options = set(re.findall(r"`(\w+)=", PAGE)) - {"skip", "resize", "fit", "recipe", "out", "loss"}
     assert options <= {field.name for field in fields(Settings)}
 
 

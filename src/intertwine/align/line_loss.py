@@ -25,6 +25,7 @@ from intertwine.features.scoring import Loss, score
 from intertwine.graph.copies import copied
 
 MIDDLE = 0.5
+ADVICE = "Pass options={'loss': …}, a function of (outputs, targets)."
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class LineLoss:
         used = {name: b[name].detach() if name in self.statistics else b[name] for name in self.a}
         state = {name: _between(x, used[name].to(x.device), t) for name, x in self.a.items()}
         outputs = functional_call(self.network, state, args, kwargs)
-        return score(outputs, batch.targets, batch.samples, self.options.loss)[:2]
+        return score(outputs, batch.targets, batch.samples, self.options.loss, ADVICE)[:2]
 
     def batches(self, generator: torch.Generator) -> Iterator[tuple[int, Labelled, float]]:
         """(step, batch, point of the line) for every step."""

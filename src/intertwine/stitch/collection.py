@@ -135,9 +135,15 @@ class Stitches(Sequence[Stitch]):
             )
         values = [(value, i) for i, stitch in enumerate(self) if (value := number(stitch, by)) is not None]
         if not values:
-            raise InputError(f"None of the {len(self)} stitches has a number for {by!r}. Rank by 'loss'.")
+            advice = "Rank by 'loss'." if self._unscored is None else f"They were not scored: {self._unscored}"
+            raise InputError(f"None of the {len(self)} stitches has a number for {by!r}. {advice}")
         sign = 1 if RANKED[by] else -1
         return self._stitches[max(values, key=lambda pair: (sign * pair[0], -pair[1]))[1]]
+
+    @property
+    def _unscored(self) -> str | None:
+        """Why the first stitch without scores has none."""
+        return next((stitch.scores.unscored for stitch in self if stitch.scores.unscored is not None), None)
 
     # -- tables --------------------------------------------------------------------------------------------------------
 
@@ -197,6 +203,8 @@ class Stitches(Sequence[Stitch]):
         notes = [f"{BROKEN} training broke off: see .diverged"] if broken else []
         if any(_starred(stitch).endswith(AROUND) for stitch in self):
             notes.append(f"{AROUND} values go around the cut")
+        if self._unscored is not None:
+            notes.append(f"not scored: {self._unscored}")
         count = f"{len(self)} stitch{'es' if len(self) > 1 else ''}"
         return [f"{count}; {what}{several}", *drawn, *notes]
 

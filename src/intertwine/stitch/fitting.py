@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from intertwine.features.batches import calls, placed
+from intertwine.features.scoring import Loss
 from intertwine.stitch.jobs import Job, mapped
 from intertwine.stitch.linear_map import LinearMap
 from intertwine.stitch.passes import scores_of
@@ -25,11 +26,12 @@ Told = Callable[[str, float], None]  # hears what is being done, and how much of
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Batches to train on, those for BatchNorm statistics, and those to score on."""
+    """Batches to train on, those for BatchNorm statistics, and those to score on; the user's own loss."""
 
     train: Any
     still: Any
     test: Any
+    loss: Loss | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class Results:
         self.last = found
         for number, fitted in found.items():
             held = self.best.get(number)
-            if held is None or (fitted.scores.accuracy or 0.0) > (held.scores.accuracy or 0.0):
+            if held is None or fitted.scores.rank > held.scores.rank:
                 self.best[number] = fitted
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -77,14 +79,14 @@ class Results:
                 if statistics is not None:
                     statistics.load_state_dict({name: parts[name] for name, _ in statistics.named_buffers()})
                 found = LinearMap(parts["matrix"], parts.get("bias"))
-                self.best[job.number] = Fitted(found, Scores(**scores[str(job.number)]), statistics)
+                self.best[job.number] = Fitted(found, Scores.from_dict(scores[str(job.number)]), statistics)
 
 
 def fit_group(splice: Splice, jobs: Sequence[Job], sources: Sources, store: Store, group: int, tell: Told) -> Results:
     """Train the jobs, which agree in the settings that are shared, and score them."""
     shared = jobs[0].settings
     epochs = shared.epochs if any(job.trained for job in jobs) else 0
-    trainer, results = Trainer(splice, jobs, shared.norm, shared.precision), Results()
+    trainer, results = Trainer(splice, jobs, shared.norm, shared.precision, sources.loss), Results()
     begin = _taken_up(trainer, results, store, group)
     tracer = _tracer(splice, jobs, sources.still) if shared.trace_every else None
     work = epochs + 1  # scoring counts as one more epoch

@@ -14,6 +14,7 @@ from torch import nn
 from intertwine.checkpoint import digest
 from intertwine.errors import InputError
 from intertwine.features.batches import Call, calls, placed
+from intertwine.features.scoring import Loss
 from intertwine.stitch.collection import Stitches
 from intertwine.stitch.family import Family, find_family
 from intertwine.stitch.fitting import Fitted, Results, Sources, fit_group
@@ -50,6 +51,7 @@ def stitches(
     skip: str | None = None,
     resize: str = "bilinear",
     layouts: Mapping[str, str] | None = None,
+    loss: Loss | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
     **options: Any,
@@ -74,6 +76,8 @@ def stitches(
         skip: what goes around a cut inside a residual block: the "front" network's values, the "back" network's own;
             None chooses the front's where both have the same program. resize, layouts: how features meet, see
             `intertwine.stitch.meeting`.
+        loss: of (outputs, targets), one number or one per sample; stitches are trained and scored by it in the place
+            of cross-entropy, such as those of networks that tell no classes.
         out: a folder from which a killed run goes on; data must come in the same order then.
         progress: called with what is being done and which part of all work is behind.
 
@@ -102,11 +106,20 @@ def stitches(
         moments = moments_of(splice, direct_data, lambda part: tell("taking moments", MOMENTS * part))
     for job in jobs:
         _begin(job, splice, moments)
-    store = Store(None, {}) if out is None else Store(Path(out), _plan(splice, jobs))
-    results = _fitted(splice, jobs, Sources(data, direct_data, test), store, tell)
+    store = Store(None, {}) if out is None else Store(Path(out), _plan(splice, jobs, loss))
+    results = _fitted(splice, jobs, Sources(data, direct_data, test, loss), store, tell)
     with splice.running():
         whole = accuracy_of(front, test), accuracy_of(back, test)
-    return Stitches(_outcome(splice, job, results, recipe, whole, test is data) for job in jobs)
+    about = {"recipe": recipe, "scored_on": "data" if test is data else "test"}
+    if loss is not None:
+        about["loss_function"] = _named(loss)
+    return Stitches(_outcome(splice, job, results, about, whole) for job in jobs)
+
+
+def _named(loss: Loss) -> str:
+    """What a loss is known by in records."""
+    kind = loss if hasattr(loss, "__qualname__") else type(loss)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _example(data: Any) -> Call:
@@ -181,13 +194,14 @@ def _begin(job: Job, splice: Splice, moments: Sequence[Moments] | None) -> None:
 
 
 def _outcome(
-    splice: Splice, job: Job, results: Results, recipe: str, whole: tuple[float | None, float | None], on_fit: bool
+    splice: Splice, job: Job, results: Results, about: Mapping[str, str], whole: tuple[float | None, float | None]
 ) -> Stitch:
     best: Fitted | None = results.best[job.number] if job.settings.score_every else None
     kept = best if best is not None and job.settings.select == "best" else results.last[job.number]
-    settings = job.settings.to_dict() | {"recipe": recipe, "seed": job.seed, "scored_on": "data" if on_fit else "test"}
+    settings = job.settings.to_dict() | {"seed": job.seed}
     if isinstance(job.family, Fixed):
-        settings = {name: settings[name] for name in ("norm", "precision", "recipe", "scored_on")}
+        settings = {name: settings[name] for name in ("norm", "precision")}
+    settings |= about
     settings |= asdict(job.family.family if isinstance(job.family, Fixed) else job.family)  # pyrefly: ignore
     return Stitch(
         model=StitchedNetwork(splice, job.cut, kept.map, kept.statistics),
@@ -205,9 +219,10 @@ def _outcome(
     )
 
 
-def _plan(splice: Splice, jobs: Sequence[Job]) -> dict[str, Any]:
+def _plan(splice: Splice, jobs: Sequence[Job], loss: Loss | None) -> dict[str, Any]:
     """What must be the same for a run to be taken up again."""
-    return {
+    own = {} if loss is None else {"loss": _named(loss)}
+    return own | {
         "front": digest(splice.front_model),
         "back": digest(splice.back_model),
         "cuts": [[cut.front, cut.back, cut.skip] for cut in splice.cuts],

@@ -138,6 +138,7 @@ class Stitch:
             "front_accuracy": self.front_accuracy,
             "back_accuracy": self.back_accuracy,
             "samples": self.scores.samples,
+            "unscored": self.scores.unscored,
             "rank": self.rank if finite else None,
             "sparsity": self.sparsity,
             "closeness": self.closeness.to_dict() if finite else None,
@@ -162,6 +163,8 @@ class Stitch:
         return f"Stitch({'; '.join(parts)})"
 
     def _scored(self) -> str:
+        if self.scores.unscored is not None:
+            return f"not scored: {self.scores.unscored}"
         if self.accuracy is None:
             return f"loss {self.scores.loss:.4g}"
         relative = "" if self.relative_accuracy is None else f" ({self.relative_accuracy:.1%} of the back network's)"

@@ -50,11 +50,11 @@ def moments_of(splice: Splice, data: Any, tick: Tick = lambda part: None) -> tup
 @torch.no_grad()
 def scores_of(trainer: Trainer, data: Any) -> dict[int, list[Scores]]:
     """Cut → scores of its stitches, in the order of the trainer's jobs there."""
-    scorers = {cut: Scorer(copies=len(group)) for cut, group in trainer.groups.items()}
+    scorers = {cut: Scorer(len(group), trainer.loss, must=False) for cut, group in trainer.groups.items()}
     for batch, outputs in trainer.passed(data, "own"):
         own = answer(trainer.splice.back_model, batch.call)
         for cut, scorer in scorers.items():
-            scorer.add(outputs[cut], own, batch.targets)
+            scorer.add(outputs[cut], own, batch.targets, batch.samples)
     return {cut: scorer.scores() for cut, scorer in scorers.items()}
 
 

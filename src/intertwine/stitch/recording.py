@@ -20,11 +20,12 @@ class Recording:
     """Runs a step; on a GPU the step is recorded for batches of the usual shape and then replayed.
 
     Args:
-        step: of (call, targets); it must read nothing from the host that changes between steps.
+        step: of (call, targets); it must read nothing from the host that changes between steps. plain: it may do so,
+            and is never recorded.
     """
 
-    def __init__(self, step: Callable[[Any, Any], None], device: torch.device) -> None:
-        self.step, self.on = step, device.type == "cuda"
+    def __init__(self, step: Callable[[Any, Any], None], device: torch.device, plain: bool = False) -> None:
+        self.step, self.on = step, device.type == "cuda" and not plain
         self.graph: torch.cuda.CUDAGraph | None = None
         self.held: list[Any] = []
         self.plain = 0

@@ -5,16 +5,17 @@ Sums stay on the device of the outputs, so that a pass over the data never waits
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
-from typing import Any, NoReturn
+from math import inf, isfinite, nan
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from intertwine.errors import InputError
-from intertwine.features.scoring import IGNORED, Loss, classes_second
+from intertwine.features.scoring import ADVICE, IGNORED, Loss, classes_second, mean_loss, no_classes
 from intertwine.shapes import Float, Int
 
 #: The agreement table: the first letter is the back network right or wrong, the second the stitched one.
@@ -27,10 +28,11 @@ class Scores:
 
     Attributes:
         samples: how many. accuracy: share of right answers; None where the targets are no classes.
-        loss: mean over targets (cross-entropy), or over samples (any other loss).
+        loss: mean over targets (cross-entropy), or over samples (any other loss); not a number where there is none.
         cross_entropy: to the back network, −Σ p_back log p_stitched: summed over classes, mean over samples. One path
             of the printed code also averages over classes, which is ten times smaller for ten of them.
         rr, rw, wr, ww: answers by whether the back network (first letter) and the stitched one are right or wrong.
+        unscored: why nothing is known but the number of samples; None where something is.
     """
 
     samples: int
@@ -41,6 +43,7 @@ class Scores:
     rw: int | None
     wr: int | None
     ww: int | None
+    unscored: str | None = None
 
     @property
     def back_accuracy(self) -> float | None:
@@ -63,13 +66,29 @@ class Scores:
             for name, value in asdict(self).items()
         }
 
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Scores:
+        """What `to_dict` gave.
+
+        >>> Scores.from_dict(Scores(2, None, 0.5, None, None, None, None, None).to_dict()).loss
+        0.5
+        """
+        known = dict(found)
+        return cls(**known | {"loss": nan if known["loss"] is None else known["loss"]})
+
+    @property
+    def rank(self) -> float:
+        """Larger is better: the accuracy, or the loss with the other sign where there are no classes."""
+        value = -self.loss if self.accuracy is None else self.accuracy
+        return value if isfinite(value) else -inf
+
 
 class Scorer:
     """Scores of one or many stitched networks over batches.
 
     Args:
         copies: how many stitches are scored at once. loss: of (outputs, targets), one number or one per sample;
-            cross-entropy where None.
+            cross-entropy where None. must: refuse what has no cross-entropy; else the scores say why they are empty.
 
     Example:
         >>> import torch
@@ -80,23 +99,24 @@ class Scorer:
         [(0.5, 1, 0, 0, 1), (0.5, 0, 1, 1, 0)]
     """
 
-    def __init__(self, copies: int = 1, loss: Loss | None = None) -> None:
+    def __init__(self, copies: int = 1, loss: Loss | None = None, must: bool = True) -> None:
         if copies < 1:
             raise InputError(f"A scorer was asked for {copies} stitches. Give copies=1 or more.")
-        self.copies, self.loss, self.samples = copies, loss, 0
+        self.copies, self.loss, self.must, self.samples = copies, loss, must, 0
+        self.unscored: str | None = None
         self.classes: bool | None = None  # whether the targets are classes; known from the first batch on
         self._sums: Tensor | None = None
         self._seen: Tensor | None = None  # the smallest and the largest class of the targets, on their device
         self._known = 0
 
     @torch.no_grad()
-    def add(self, outputs: Any, back: Any, targets: Any) -> None:
+    def add(self, outputs: Any, back: Any, targets: Any, samples: int | None = None) -> None:
         """Take in a batch.
 
         Args:
             outputs: of the stitched networks, all samples of the first one, then all of the second (copies·n, ...); a
                 tensor or an object with `.logits`. back: the back network's own outputs on the same n samples.
-            targets: of the n samples.
+            targets: of the n samples. samples: n, where it cannot be read off the targets or the outputs.
         """
         outputs, back = (getattr(value, "logits", value) for value in (outputs, back))
         own = classes_second(back, targets)
@@ -105,8 +125,11 @@ class Scorer:
         if self.classes is not (own is not None):
             raise InputError("Some batches have classes as targets and some have not. Give targets of one kind.")
         if own is None and self.loss is None:
-            _no_classes(back, targets)
-        samples = len(targets) if isinstance(targets, Tensor) else len(back)
+            self.unscored = f"{no_classes(back, targets)} {ADVICE}"
+            if self.must:
+                raise InputError(self.unscored)
+        if samples is None:
+            samples = len(targets) if isinstance(targets, Tensor) else len(back)
         sums = torch.zeros(self.copies, 7, dtype=torch.float64, device=_device(outputs))
         if own is not None:
             sums[:, 1:] = self._classified(outputs, own, targets)
@@ -142,15 +165,7 @@ class Scorer:
         """The sum of the loss that was asked for, per stitch."""
         if self.loss is None:
             return sums[:, 1]
-        found = []
-        for i in range(self.copies):
-            value = self.loss(_part(outputs, i * samples, samples, self.copies), targets)
-            if not isinstance(value, Tensor):
-                raise InputError(
-                    f"The loss must give a tensor: one number, or one per sample; found {type(value).__name__}."
-                )
-            found.append(value.double().mean() * samples)
-        return torch.stack(found)
+        return samples * losses_of(self.loss, outputs, targets, self.copies)
 
     def _note(self, targets: Tensor, classes: int) -> None:
         """Remember the range of the targets; it is looked at when the scores are read, so that nothing waits here."""
@@ -173,6 +188,8 @@ class Scorer:
 
     def _one(self, row: list[float]) -> Scores:
         total, _, distance, *cells = row
+        if self.unscored is not None:
+            return Scores(self.samples, None, nan, None, None, None, None, None, self.unscored)
         if not self.classes:
             return Scores(self.samples, None, total / self.samples, None, None, None, None, None)
         answers = sum(cells)
@@ -214,14 +231,6 @@ def _refuse(seen: Int[Tensor, " 2"], classes: int) -> None:
     )
 
 
-def _no_classes(back: Any, targets: Any) -> NoReturn:
-    kinds = [f"{tuple(v.shape)} of {v.dtype}" if isinstance(v, Tensor) else type(v).__name__ for v in (back, targets)]
-    raise InputError(
-        "Cross-entropy needs outputs with one axis of classes more than the targets, and targets that are whole "
-        f"numbers; found outputs {kinds[0]} and targets {kinds[1]}. Pass loss=, a function of (outputs, targets)."
-    )
-
-
 def _log_probabilities(classes: Tensor) -> Tensor:
     return torch.log_softmax(classes.to(torch.promote_types(classes.dtype, torch.float32)), 1).double()
 
@@ -235,7 +244,17 @@ def _device(outputs: Any) -> torch.device:
     return next((leaf.device for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)), torch.device("cpu"))
 
 
-def _part(outputs: Any, start: int, samples: int, copies: int) -> Any:
-    if copies == 1:
-        return outputs
-    return tree_map(lambda leaf: leaf[start : start + samples] if isinstance(leaf, Tensor) else leaf, outputs)
+def losses_of(loss: Loss, outputs: Any, targets: Any, copies: int) -> Float[Tensor, " copies"]:
+    """A loss of one's own for each of several networks whose samples stand one after another.
+
+    >>> losses_of(lambda outputs, targets: outputs - targets, torch.tensor([1.0, 2.0, 5.0, 7.0]), torch.ones(2), 2)
+    tensor([0.5000, 5.0000], dtype=torch.float64)
+    """
+    outputs = getattr(outputs, "logits", outputs)
+
+    def part(number: int) -> Any:
+        """The samples of one network."""
+        return tree_map(lambda x: x.chunk(copies)[number] if isinstance(x, Tensor) and x.dim() else x, outputs)
+
+    parts = [outputs] if copies == 1 else map(part, range(copies))
+    return torch.stack([mean_loss(loss, one, targets) for one in parts])

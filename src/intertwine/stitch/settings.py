@@ -35,7 +35,8 @@ class Settings:
         start: from the "direct" fit, the "identity", at "random", or another way that the family has.
         norm: BatchNorm layers "frozen" as trained, or "adapt": batch statistics while training, and statistics of the
             stitched network itself, averaged over the data, when it is evaluated.
-        select: keep the map of the "last" epoch or of the one that is "best" on the test data.
+        select: keep the map of the "last" epoch or of the one that is "best" on the test data, by accuracy, or by
+            the loss where there are no classes.
         cka: weight of the linear CKA between stitched and own features, added to the loss.
         score_every: epochs between two evaluations; 0 evaluates at the end only.
         trace_every: steps between two comparisons of features (CKA, R², CCA) on the first batch; 0 for none.

@@ -32,7 +32,7 @@ def stitch(
             "lowrank:4", "sparse:0.01", softsort and more, see `intertwine.stitch.family`.
         fit: "direct", in closed form from one pass over the data, or "task", trained on the task's loss.
         data: batches of (inputs, targets) to fit on. test: to score on; the same where None.
-        options: as in `stitches`: recipe, epochs, targets, start, norm, skip, out, progress and others.
+        options: as in `stitches`: recipe, epochs, targets, start, norm, skip, loss, out, progress and others.
 
     Example:
         >>> import torch

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from intertwine.errors import InputError
 from intertwine.features.batches import Call, fresh
-from intertwine.features.scoring import IGNORED, classes_second
+from intertwine.features.scoring import ADVICE, IGNORED, Loss, classes_second
 from intertwine.shapes import Float
+from intertwine.stitch.scores import losses_of
 
 
 def answer(model: nn.Module, call: Call) -> Any:
@@ -35,16 +36,19 @@ def logits_of(outputs: Any) -> Tensor:
 class Targets:
     """What so many stitches are trained towards, each "hard", "soft" or "both".
 
+    Args:
+        loss: of (outputs, targets), in the place of cross-entropy with hard targets.
+
     >>> targets = Targets(["hard", "soft"], torch.device("cpu"))
     >>> found = targets(torch.zeros(4, 3), torch.tensor([0, 1]), torch.zeros(2, 3))
     >>> [round(float(loss), 4) for loss in found]
     [1.0986, 1.0986]
     """
 
-    def __init__(self, kinds: Sequence[str], device: torch.device) -> None:
+    def __init__(self, kinds: Sequence[str], device: torch.device, loss: Loss | None = None) -> None:
         weight = {"hard": 1.0, "soft": 0.0, "both": 0.5}
         self.shares = torch.tensor([weight[kind] for kind in kinds], device=device)
-        self.hard, self.soft = set(kinds) != {"soft"}, set(kinds) != {"hard"}
+        self.hard, self.soft, self.loss = set(kinds) != {"soft"}, set(kinds) != {"hard"}, loss
 
     def __call__(self, outputs: Any, targets: Any, own: Any | None) -> Float[Tensor, " stitches"]:
         """The mean loss of each stitch.
@@ -53,10 +57,14 @@ class Targets:
             outputs: of all stitches, those of the first one first. targets: classes, shared by all.
             own: outputs of the back network itself, where soft targets are wanted.
         """
-        copies = len(self.shares)
-        flat = _rows(logits_of(outputs), targets, copies, self.hard)
-        hard = soft = flat.new_zeros(copies)
-        if self.hard:
+        copies, labelled = len(self.shares), self.hard and self.loss is None
+        hard = soft = torch.zeros_like(self.shares)
+        if self.hard and self.loss is not None:
+            hard = losses_of(self.loss, outputs, targets, copies).float()
+        if not labelled and not self.soft:
+            return hard
+        flat = _rows(logits_of(outputs), targets, copies, labelled)
+        if labelled:
             wanted = targets.reshape(-1).long()
             each = F.cross_entropy(flat.flatten(0, 1), wanted.repeat(copies), reduction="none", ignore_index=IGNORED)
             kept = (wanted != IGNORED).sum()
@@ -64,7 +72,7 @@ class Targets:
                 min=1
             )  # a batch without targets has no slope, not no number
         if self.soft:
-            share = F.softmax(_rows(logits_of(own), targets, 1, self.hard), -1)
+            share = F.softmax(_rows(logits_of(own), targets, 1, labelled), -1)
             soft = -(share * F.log_softmax(flat, -1)).sum(-1).mean(1)
         return self.shares * hard + (1 - self.shares) * soft
 
@@ -90,8 +98,8 @@ def _refuse(logits: Tensor, targets: Any, copies: int, hard: bool) -> NoReturn:
     if hard:
         raise InputError(
             "Hard targets are one class, a whole number, per answer of the back network: outputs (N, classes, …) or "
-            f"(N, …, classes) with targets (N, …). Found outputs {shape} and targets {found}. Pass classes as targets, "
-            "or targets='soft'."
+            f"(N, …, classes) with targets (N, …). Found outputs {shape} and targets {found}. Give data with "
+            f"classes as targets, or targets='soft'. For other tasks: {ADVICE}"
         )
     raise InputError(
         f"Soft targets are the answers of the back network, but which axis of its outputs {shape} has the classes is "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from intertwine.features.batches import Call
 from intertwine.features.labelled import Labelled, labelled
+from intertwine.features.scoring import Loss
 from intertwine.stitch.jobs import Job, mapped
 from intertwine.stitch.recording import Branches, Recording
 from intertwine.stitch.splice import Arrived, Splice
@@ -33,9 +34,13 @@ class Trainer:
 
     Args:
         splice: both networks and their cuts. jobs: with parameters. norm, precision: as in `Settings`.
+        loss: of (outputs, targets), in the place of cross-entropy with the labels; it may be of any size.
     """
 
-    def __init__(self, splice: Splice, jobs: Sequence[Job], norm: str, precision: str) -> None:
+    def __init__(
+        self, splice: Splice, jobs: Sequence[Job], norm: str, precision: str, loss: Loss | None = None
+    ) -> None:
+        self.loss = loss
         self.splice, self.jobs, self.adapts, self.precision = splice, list(jobs), norm == "adapt", precision
         self.device = device_of(splice.back_model)
         self.front = Statistics(splice.front_model) if self.adapts else None
@@ -45,12 +50,12 @@ class Trainer:
             for cut, group in self.groups.items()
         }
         self.targets = {
-            cut: Targets([j.settings.targets for j in jobs], self.device) for cut, jobs in self.groups.items()
+            cut: Targets([j.settings.targets for j in jobs], self.device, loss) for cut, jobs in self.groups.items()
         }
         self.optimizers = [found for kind in ("sgd", "adam") if (found := self._optimizer(kind)) is not None]
         self.totals = {cut: torch.zeros(len(group), device=self.device) for cut, group in self.groups.items()}
         self.steps = 0  # of the whole training
-        self.recording = Recording(self._train, self.device)
+        self.recording = Recording(self._train, self.device, plain=loss is not None)
         self.branches = Branches(self.groups, self.device)
 
     # -- one epoch -----------------------------------------------------------------------------------------------------
@@ -89,11 +94,12 @@ class Trainer:
         self.recording.renew(tuple(sorted(rates)))
 
     def _end(self, job: Job, number: int, mean: float) -> None:
-        if mean < EXPLODED and all(bool(tensor.isfinite().all()) for tensor in job.trained.values()):
+        limit = EXPLODED if self.loss is None else inf
+        if mean < limit and all(bool(tensor.isfinite().all()) for tensor in job.trained.values()):
             job.hold()
             job.history.append({"epoch": number + 1, "loss": mean})
             return
-        how = f"grew to {mean:.0e}" if isfinite(mean) and mean >= EXPLODED else "was no number any more"
+        how = f"grew to {mean:.0e}" if isfinite(mean) and mean >= limit else "was no number any more"
         job.rest(
             f"in epoch {number + 1} its loss {how} (rate {job.settings.rate_at(number)}); the map of epoch {number} "
             "was kept"
