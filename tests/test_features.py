@@ -206,6 +206,38 @@ def test_leaves_without_tensors_are_listed_with_their_reason() -> None:
     assert intertwine.features(Twice(), batches(3)).skipped[0][0] == "unused"
 
 
+class WithLoss(nn.Module):
+    """A network that takes its targets along and has a module for its loss, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.loss, self.last = nn.Linear(3, 4), nn.CrossEntropyLoss(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h) + self.loss(h, y)
+
+
+def test_one_number_for_all_samples_is_no_feature() -> None:
+    """A loss among the leaves is left out and named; the other layers are what plain hooks see."""
+    model, x = WithLoss(), torch.randn(6, 3)
+    data = [((x[:4], torch.tensor([0, 1, 2, 3])), None), ((x[4:], torch.tensor([3, 0])), None)]
+    found = intertwine.features(model, data)
+    assert found.names == ("first", "last")
+    ((name, reason),) = found.skipped
+    assert (name, reason[:47]) == ("loss", "gives one number for all samples together. Name")
+    torch.testing.assert_close(found.collect()["first"], x @ model.first.weight.T + model.first.bias)
+    layers = intertwine.compare(model, model, data, measures="linear_cka_biased")
+    assert layers.matrix("linear_cka_biased").shape == (2, 2)
+    for layers in (["loss"], ["first", "loss"]):
+        with refused(InputError, "The layer 'loss' gives one number for all samples together"):
+            intertwine.features(model, data, layers)
+    with refused(InputError, "A layout was given for 'loss', which is not captured"):
+        intertwine.features(model, data, layouts={"loss": "n"})
+    with refused(InputError, "one number for all samples together"):
+        check_layout(torch.tensor(1.0))
+
+
 # -- the model stays as it was -----------------------------------------------------------------------------------------
 
 

@@ -196,11 +196,12 @@ def features(
     given = dict(layouts or {})
     described: list[Layer] = []
     for site in list(found):
-        layer = _described(site, found[site], known, given.pop(str(site), None))
-        problem = no_samples(found[site], layer.layout, samples_of(call, sample_axis))
+        one = not found[site].dim()
+        layer = None if one else _described(site, found[site], known, given.pop(str(site), None))
+        problem = no_samples(found[site], layer.layout if layer else "", samples_of(call, sample_axis))
         if problem and site.exact:
             raise InputError(f"The layer {str(site)!r} {problem}")
-        if problem:
+        if problem or layer is None:
             skipped[str(site)] = problem
             del found[site]
         else:

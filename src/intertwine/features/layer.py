@@ -37,6 +37,8 @@ class Layer:
 
 def no_samples(x: Tensor, layout: str, samples: int) -> str:
     """Why a tensor does not hold one entry per sample."""
+    if not x.dim():
+        return "gives one number for all samples together. Name a layer that gives something for each of them."
     axis = layout.index("n")
     if x.dim() == len(layout) and x.shape[axis] == samples:
         return ""

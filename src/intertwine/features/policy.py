@@ -68,6 +68,11 @@ def check_layout(x: Tensor, layout: str | None = None) -> str:
     >>> check_layout(torch.zeros(2, 3, 4, 4))
     'ncpp'
     """
+    if not x.dim():
+        raise InputError(
+            "A layout was asked for of one number for all samples together, which has no axes. Name a layer that gives "
+            "something for each of them."
+        )
     if layout is None and x.dim() in USUAL:
         return USUAL[x.dim()]
     advice = 'A layout has one letter per axis: n samples (once), c channels, p positions, t tokens; such as "ncpp".'
