@@ -1,16 +1,19 @@
 """CCA, SVCCA, PWCCA and R² against scikit-learn and definitions in numpy."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import null_space
 from sklearn.cross_decomposition import CCA
 from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
 from intertwine.errors import InputError, MismatchError
 from intertwine.measure.measure import find
+from intertwine.measure.moments import StreamingMoments
 from intertwine.measure.result import Result
 
 CORRELATIONS = ("cca", "svcca", "pwcca")
@@ -189,6 +192,72 @@ def test_001_C23_the_side_matters_and_a_shift_does_not() -> None:
     assert measure(x, y, "pwcca").value == pytest.approx(measure(y, x, "pwcca", side="y").value, abs=1e-12)
     assert abs(measure(x, y, "pwcca").value - measure(x, y, "pwcca", side="y").value) > 1e-3
     assert measure(x + 50, y - 9, "pwcca").value == pytest.approx(measure(x, y, "pwcca").value, abs=1e-10)
+
+
+def by_parts(x: Array, y: Array, common: Array) -> float:
+    """PWCCA where x and y share a subspace and nothing else coincides: the shared part by itself, then the rest."""
+    x, y = x - x.mean(0), y - y.mean(0)
+    q = np.linalg.qr(common - common.mean(0))[0]
+    _, s, vt = np.linalg.svd(q.T @ x, full_matrices=False)
+    shared = np.abs(s[:, None] * vt).sum(1)
+    rest = []
+    for z in (x, y):
+        u, s, _ = np.linalg.svd(z - q @ (q.T @ z), full_matrices=False)
+        rest.append(u[:, s > 1e-9 * s[0]])
+    u, rho, _ = np.linalg.svd(rest[0].T @ rest[1], full_matrices=False)
+    weights = np.abs((rest[0] @ u).T @ x).sum(1)
+    return float((shared.sum() + weights @ rho) / (shared.sum() + weights.sum()))
+
+
+def shared_part() -> tuple[Tensor, Tensor, Array]:
+    """Four directions in common, and others."""
+    z = normal(300, 4)
+    x = torch.cat([z, normal(300, 3, seed=1)], 1) @ normal(7, 7, seed=2)
+    return x, torch.cat([z, normal(300, 2, seed=3)], 1) @ normal(6, 6, seed=4), z.numpy()
+
+
+def few() -> tuple[Tensor, Tensor, Array]:
+    """20 samples of 12 and 11 features: centred, they lie in 19 dimensions, so that four are in common by necessity."""
+    x, y = normal(20, 12), normal(20, 11, seed=1)
+    a, b = (z - z.mean(0) for z in (x, y))
+    return x, y, a.numpy() @ null_space(torch.cat([a, b], 1).numpy())[:12]
+
+
+@pytest.mark.parametrize("make", [shared_part, few])
+def test_001_C23_correlations_that_coincide(make: Callable[[], tuple[Tensor, Tensor, Array]]) -> None:
+    """The value is that of the parts, whatever the basis of y, the order of samples and the way they are read."""
+    x, y, common = make()
+    wanted = by_parts(x.numpy(), y.numpy(), common)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    moved = y @ normal(y.shape[1], y.shape[1], seed=9)
+    stream = StreamingMoments([("x", "y")])
+    for rows in order.split(7):
+        stream.update({"x": x[rows]}, {"y": y[rows]})
+    found = [measure(x, y, "pwcca"), measure(x, moved, "pwcca"), measure(x[order], y[order], "pwcca")]
+    found += [measure(y, x, "pwcca", side="y"), *stream.results([find("pwcca")], "x", "y")]
+    assert [one.value for one in found] == pytest.approx([wanted] * 5, abs=1e-9)
+    assert not any("choice" in note for one in found for note in one.notes)
+
+
+def test_001_C23_directions_that_meet_nothing() -> None:
+    """x has four more of them than there are pairs; the pair without correlation weighs as the largest of them."""
+    q = torch.linalg.qr(normal(60, 9) - normal(60, 9).mean(0)).Q
+    x, y = q[:, :5] @ normal(5, 5, seed=1), q[:, [0, 7]]
+    first, largest = x.numpy().T @ q[:, 0].numpy(), np.linalg.svd((x - q[:, :1] @ (q[:, :1].T @ x)).numpy())
+    weights = np.abs(first).sum(), largest[1][0] * np.abs(largest[2][0]).sum()
+    for a, b in ((x, y), (x, y @ normal(2, 2, seed=3)), (x.flip(0), y.flip(0))):
+        assert measure(a, b, "pwcca").value == pytest.approx(weights[0] / sum(weights), abs=1e-9)
+
+
+def test_001_C23_a_choice_that_remains_is_noted() -> None:
+    """Features of length 1, all at right angles: what they hold has no principal directions."""
+    q = torch.linalg.qr(normal(60, 9) - normal(60, 9).mean(0)).Q
+    x = q[:, :4]
+    (note,) = measure(x, torch.cat([q[:, :2], q[:, 2:3] + q[:, 7:8]], 1), "pwcca").notes
+    assert note.startswith("2 pairs have one correlation, and x holds as much of one as of another: their weights")
+    assert measure(x, q[:, :2], "pwcca").notes == ()  # all are 1, whatever they weigh
+    assert measure(x, x, "pwcca").notes == ()
+    assert measure(*related(), "pwcca").notes == ()
 
 
 # -- R² ----------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from intertwine.measure.result import Result
 from intertwine.shapes import Float
 
 ENOUGH = 5  # samples per direction
+#: Correlations this close coincide: rounding decides on their variates. Principal values likewise, as a share.
+COINCIDE = float(torch.finfo(torch.float64).eps) ** 0.5
 ROTATIONS = frozenset({"permutation", "signs", "orthogonal", "isotropic scale", "translation"})
 
 
@@ -164,10 +166,51 @@ def _weigh(side: str, a: Span, b: Span) -> Result:
     ranks = (0, 0) if not a.size or not b.size else (a.rank, b.rank)
     if (found := trouble("pwcca", a, b, ranks)) is not None:
         return found
-    u, rho, vt = torch.linalg.svd(a.parts[0].T @ b.parts[0], full_matrices=False)
-    variates, (_, s, features) = (u, a.parts) if side == "x" else (vt.T, b.parts)
-    weights = (variates.T * s @ features).abs().sum(1)
-    return Result("pwcca", float(weights @ rho / weights.sum()), notes=few_samples(a.freedom, max(ranks)))
+    own, other = (a, b) if side == "x" else (b, a)
+    meeting = own.parts[0].T @ other.parts[0]
+    u, rho, _ = torch.linalg.svd(meeting, full_matrices=False)
+    if rho[-1] <= COINCIDE and own.rank > other.rank:  # what meets nothing is more than there are pairs for
+        u = torch.linalg.svd(meeting, full_matrices=True)[0]
+    held = (u.T * own.parts[1]) @ own.parts[2]  # what the features hold of each variate
+    weights, undecided = _weights(held, rho)
+    value = float(weights @ rho / weights.sum())
+    return Result("pwcca", value, notes=few_samples(a.freedom, max(ranks)) + _undecided(side, undecided))
+
+
+def _weights(held: Float[Tensor, "variates features"], rho: Float[Tensor, " pairs"]) -> tuple[Tensor, int]:
+    """The weight of each pair, and of how many pairs it is one choice of many.
+
+    Variates of one correlation are known but for a rotation. They are taken along the principal directions of what the
+    features hold of all of them, which no rotation changes, the largest first.
+    """
+    ends = [*(torch.where(rho[:-1] - rho[1:] > COINCIDE)[0] + 1).tolist(), len(rho)]
+    found, undecided, begin = [], 0, 0
+    for end in ends:
+        rows = held[begin : len(held) if end == len(rho) else end]
+        if len(rows) > 1:
+            _, s, vt = torch.linalg.svd(rows, full_matrices=False)
+            rows = s[:, None] * vt
+            undecided += _coinciding(s, end - begin)
+        found.append(rows[: end - begin].abs().sum(1))
+        begin = end
+    return torch.cat(found), undecided if len(ends) > 1 else 0  # where all coincide, no weight matters
+
+
+def _coinciding(s: Float[Tensor, " values"], kept: int) -> int:
+    """How many of the first principal values are not apart from another one."""
+    close = s[:-1] - s[1:] <= COINCIDE * s[:-1]
+    no = close.new_zeros(1)
+    return int((torch.cat([close, no]) | torch.cat([no, close]))[:kept].sum())
+
+
+def _undecided(side: str, pairs: int) -> tuple[str, ...]:
+    """A note where weights are a choice."""
+    if not pairs:
+        return ()
+    return (
+        f"{pairs} pairs have one correlation, and {side} holds as much of one as of another: their weights, and the "
+        "value with them, are one choice of many",
+    )
 
 
 @register
@@ -176,8 +219,10 @@ def pwcca(side: str = "x") -> Measure:
 
     The weight αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩| is how much of the centred features xⱼ of one side the canonical variate hᵢ of that
     side accounts for, where hᵢ has length 1. Packages differ here; this is Morcos et al.'s definition with the weights
-    of the first representation, so that the measure is not symmetric. Where correlations coincide, their variates and
-    with them the weights are one choice of many.
+    of the first representation, so that the measure is not symmetric. Where correlations coincide, as those of features
+    in common do, their variates are known but for a rotation; they are taken along the principal directions of what
+    the features hold of them, which neither the other side nor the order of samples changes. Where those coincide as
+    well, the weights are one choice of many, and a note says so.
 
     Args:
         side: whose features weigh, "x" or "y".
