@@ -73,6 +73,36 @@ def test_the_bootstrap_is_lifted_by_repeated_samples() -> None:
     assert high > it.measure(x, y).value
 
 
+def test_an_interval_that_is_missing_has_a_reason() -> None:
+    """Debiased CKA needs four samples: halves of six have three, halves of eight have enough."""
+    x, y = pair(0, samples=6, width=3)
+    found = calibrate(x, y, draws=3, resamples=20)
+    reason = it.measure(x[:3], y[:3]).degenerate
+    assert reason is not None
+    assert all(bound != bound for bound in found.interval)
+    assert found.result.notes == (f"no interval: of 3 samples there may be no value ({reason})",)
+    assert "without an interval, baseline" in repr(found)
+    assert reason in repr(found)
+    assert found.to_dict()["notes"] == list(found.result.notes)
+    enough = calibrate(*pair(0, samples=8, width=3), draws=3, resamples=20)
+    assert enough.result.notes == ()
+    assert enough.interval[0] < enough.interval[1]
+
+
+def test_resamples_without_a_value_are_counted() -> None:
+    """A feature that differs in one sample only: a half without that sample has nothing to compare."""
+    x, y = pair(0, samples=20, width=1)
+    x = torch.where(torch.arange(20)[:, None] == 0, 1.0, torch.zeros_like(x))
+    found = calibrate(x, y, "linear_cka_biased", draws=3, resamples=40)
+    g = torch.Generator().manual_seed(1)
+    held = sum(0 in torch.randperm(20, generator=g)[:10].tolist() for _ in range(40))
+    assert 2 < held < 38
+    reason = "x is constant: no feature varies over the samples"
+    assert found.result.notes == (
+        f"the interval is of {held} of 40 resamples: of 10 samples there may be no value ({reason})",
+    )
+
+
 def test_degenerate_and_wrong_input() -> None:
     x, y = pair(0)
     found = calibrate(x, torch.ones_like(y))

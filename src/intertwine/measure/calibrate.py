@@ -7,9 +7,9 @@ beside every value, and the score runs from 0 at the baseline to 1 at identity.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ class Calibrated:
         baseline: the mean of the null, which is the value of an independent pair. null: all of its values.
         p_value: the chance of a value at least as close under the null; never below 1 / (draws + 1).
         score: 0 at the baseline, 1 at identity; below 0 where two representations agree less than by chance.
-        interval: 95 % of what other samples of the same kind would give.
+        interval: 95 % of what other samples of the same kind would give; not numbers where resamples have too few
+            values, as a note of the result then says.
     """
 
     result: Result
@@ -51,9 +52,11 @@ class Calibrated:
         if self.result.degenerate:
             return f"Calibrated({self.result.measure}: degenerate, {self.result.degenerate})"
         low, high = self.interval
+        spread = "without an interval" if isnan(low) else f"in [{low:.4f}, {high:.4f}]"
+        tail = f", {'; '.join(self.result.notes)}" if self.result.notes else ""
         return (
-            f"Calibrated({self.result.measure}: {self.result.value:.4f} in [{low:.4f}, {high:.4f}], baseline "
-            f"{self.baseline:.4f}, score {self.score:.4f}, p = {self.p_value:.2g})"
+            f"Calibrated({self.result.measure}: {self.result.value:.4f} {spread}, baseline "
+            f"{self.baseline:.4f}, score {self.score:.4f}, p = {self.p_value:.2g}{tail})"
         )
 
 
@@ -99,7 +102,8 @@ def calibrate(
     closer = null >= result.value if measure.kind == "similarity" else null <= result.value
     p_value = (1 + int(closer.sum())) / (1 + draws)
     score = (result.value - baseline) / (measure.at_identity - baseline)
-    spread = _interval(measure, x, y, result.value, resamples, interval == "bootstrap", seed)
+    spread, notes = _interval(measure, x, y, result.value, resamples, interval == "bootstrap", seed)
+    result = replace(result, notes=result.notes + notes)
     return Calibrated(result, baseline, null, p_value, score, spread)
 
 
@@ -112,19 +116,32 @@ def _null(measure: Measure, a: Prepared, b: Prepared, draws: int, seed: int) -> 
 
 def _interval(
     measure: Measure, x: Tensor, y: Tensor, value: float, resamples: int, repeat: bool, seed: int
-) -> tuple[float, float]:
-    """The value plus and minus 1.96 standard errors, within the range of the measure; quantiles for the bootstrap."""
+) -> tuple[tuple[float, float], tuple[str, ...]]:
+    """The value plus and minus 1.96 standard errors, within the range of the measure; quantiles for the bootstrap.
+
+    Beside it a note where resamples have no value.
+    """
     g, n = Generator().manual_seed(seed + 1), len(x)
-    values = []
+    results = []
     for _ in range(resamples):
         rows = torch.randint(n, (n,), generator=g) if repeat else torch.randperm(n, generator=g)[: n // 2]
-        values.append(measure(x[rows], y[rows]).value)
-    found = torch.tensor(values, dtype=torch.float64)
+        results.append(measure(x[rows], y[rows]))
+    found = torch.tensor([result.value for result in results], dtype=torch.float64)
     found = found[found.isfinite()]
+    notes = _lacking(results, len(found), n if repeat else n // 2)
     if len(found) < 2:
-        return nan, nan
+        return (nan, nan), notes
     if repeat:
         low, high = torch.quantile(found, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-        return low, high
+        return (low, high), notes
     error = 1.96 * float(found.std())
-    return max(measure.range[0], value - error), min(measure.range[1], value + error)
+    return (max(measure.range[0], value - error), min(measure.range[1], value + error)), notes
+
+
+def _lacking(results: Sequence[Result], finite: int, size: int) -> tuple[str, ...]:
+    """A note where not every resample has a value, with the first reason."""
+    if finite == len(results):
+        return ()
+    why = next((result.degenerate for result in results if result.degenerate), "the value is not finite")
+    what = "no interval" if finite < 2 else f"the interval is of {finite} of {len(results)} resamples"
+    return (f"{what}: of {size} samples there may be no value ({why})",)
