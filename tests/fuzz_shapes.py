@@ -360,3 +360,44 @@ def _take(step: tuple[str, int, int], x: Tensor, parts: Any) -> Tensor:
     if kind == "flatten":
         return x.reshape(x.shape[0], -1, x.shape[-1])
     return torch.stack([x, x.flip(1)], axis).flatten(axis, axis + 1) if x.shape[axis] < 13 else x
+
+
+@hazard("any")
+def spellings(pick: Pick, x: Tensor) -> nn.Module:
+    """Other names of what has a rule: ops that PyTorch makes of simpler ones, and neighbours of well known ones."""
+    axis, c = axis_of(x), width_of(x)
+    other = 1 if axis != 1 else 2
+    every = [i for i in range(1, x.ndim) if i != axis]
+    style = pick(
+        "stack", "split", "inner", "norm", "whole", "take", "vecdot", "scan", "running", "extrema", "loss", "kron"
+    )
+    if style == "inner":
+        return Fn(lambda m, x: torch.inner(x.movedim(axis, -1), m.w).movedim(-1, axis), w=param(pick.width(), c))
+    if style == "loss":
+        loss = pick(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+        return Fn(lambda m, x: loss(x, m.aim.expand_as(x), reduction="none"), aim=param(*per_channel(x)))
+    if style == "vecdot":
+        return Fn(lambda m, x: x + torch.linalg.vecdot(x, m.v, dim=axis).unsqueeze(axis), v=param(*per_channel(x)))
+    if style == "kron":
+        return Fn(
+            lambda m, x: F.linear(x.movedim(axis, -1), torch.kron(m.a, m.b)).movedim(-1, axis),
+            a=param(2, 1),
+            b=param(3, c),
+        )
+    act, turn = pick(torch.relu, torch.tanh, F.rrelu_), pick(torch.neg, torch.tanh)
+    table = torch.arange(x.shape[other]).flip(0).reshape(*[-1 if i == other else 1 for i in range(x.ndim)])
+    scan = pick(
+        torch.cumprod, torch.logcumsumexp, lambda x, d: torch.cummax(x, d)[0], lambda x, d: torch.cummin(x, d)[0]
+    )
+    front = lambda x: x.transpose(1, axis)  # noqa: E731
+    fns: dict[str, Any] = {
+        "stack": lambda m, x: front(torch.hstack([front(act(x + 0)), front(turn(x))])),
+        "split": lambda m, x: front(torch.cat([act(v + 0) for v in torch.hsplit(front(x), [(c + 1) // 2])][::-1], 1)),
+        "norm": lambda m, x: x / (1 + torch.linalg.norm(x, dim=axis, keepdim=True)),
+        "whole": lambda m, x: x * torch.linalg.matrix_norm(act(x + 0), dim=(axis, other), keepdim=True),
+        "take": lambda m, x: torch.take_along_dim(act(x + 0), m.table, other),
+        "scan": lambda m, x: scan(0.5 * turn(x), other),
+        "running": lambda m, x: scan(0.5 * turn(x), axis) + x,
+        "extrema": lambda m, x: x * (torch.aminmax(act(x + 0), dim=every[0], keepdim=True)[1]),
+    }
+    return Fn(fns[style], table=table)

@@ -23,6 +23,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from intertwine.errors import CaptureError, InputError
+from intertwine.graph.composite import steps_of
 from intertwine.graph.copies import copied
 from intertwine.graph.program import Call, Program, Ref, Source
 
@@ -280,6 +281,19 @@ def _inline(
                 tuples[node.name] = list(_inline(body, inner, f"{prefix}{node.name}.", calls, root))
             elif node.target is operator.getitem and node.args[0].name in tuples:
                 names[node.name] = tuples[node.args[0].name][node.args[1]].name
+            elif (steps := steps_of(node)) is not None:
+                inner = dict(
+                    zip(
+                        (n.name for n in steps.graph.nodes if n.op == "placeholder"),
+                        (names[n.name] for n in node.all_input_nodes),
+                        strict=True,
+                    )
+                )
+                made = _inline(steps, inner, f"{prefix}{node.name}.", calls, root)
+                if isinstance(made, Ref):
+                    names[node.name] = made.name
+                else:
+                    tuples[node.name] = list(made)
             else:
                 names[node.name] = prefix + node.name
                 calls.append(_call(node, prefix + node.name, names))

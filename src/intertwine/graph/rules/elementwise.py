@@ -70,7 +70,7 @@ def _tensors(value: Any) -> Iterator[Value]:
 @rule(
     "aten.relu", "aten.relu6", "aten.leaky_relu", "aten.elu", "aten.celu", "aten.selu", "aten.gelu", "aten.silu",
     "aten.mish", "aten.softplus", "aten.hardtanh", "aten.hardswish", "aten.hardsigmoid", "aten.log_sigmoid",
-    "aten.softshrink", "aten.hardshrink", "aten.threshold", "aten.logit", "aten.sigmoid", "aten.tanh",
+    "aten.softshrink", "aten.hardshrink", "aten.threshold", "aten.logit", "aten.sigmoid", "aten.tanh", "aten.rrelu",
 )  # fmt: skip
 def named_activation(t: Tape, *args: Any, **kwargs: Any) -> Value:
     """Activations that some releases of torch do not mark as pointwise, or not in their in-place spelling."""

@@ -78,6 +78,18 @@ def _along(t: Tape, x: Value, dims: Sequence[int]) -> Value:
     return t.multilinear([[(x, labels)]], labels)
 
 
+@rule("aten.cumprod", "aten.logcumsumexp")
+def running(t: Tape, x: Value, dim: int, **_: Any) -> Value:
+    """Scans that let no scale pass: the k-th product has the k-th power of one, a sum of exponentials none at all."""
+    labels = [PINNED if d == dim % x.ndim else ("lead", d) for d in range(x.ndim)]
+    return t.joint([(x, labels)], labels)
+
+
+@rule("aten.cummax", "aten.cummin")
+def running_extremum(t: Tape, x: Value, dim: int) -> tuple[Value, Value]:
+    return _ranked(t, x, t.labels(x), dim, PINNED, 0), _ranked(t, x, t.labels(x), dim, PINNED, 1)
+
+
 @rule("aten.diff")
 def differences(t: Tape, x: Value, n: int = 1, dim: int = -1, *ends: Value | None) -> Value:
     labels = [PINNED if d == dim % x.ndim else ("lead", d) for d in range(x.ndim)]

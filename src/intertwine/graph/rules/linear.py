@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from intertwine.graph.registry import rule
-from intertwine.graph.tape import Label, Tape, Value
+from intertwine.graph.tape import Factor, Label, Tape, Value
 
 
 @rule("aten.linear")
@@ -29,15 +29,34 @@ def matmul(t: Tape, a: Value, b: Value, **_: object) -> Value:
     return t.multilinear([[(a, labels_a), (b, labels_b)]], out)
 
 
-@rule("aten.addmm", "aten.baddbmm", "aten.addbmm", "aten.addmv")
-def addmm(t: Tape, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
+@rule("aten.addmm", "aten.baddbmm", "aten.addmv")
+def addmm(t: Tape, bias: Value, a: Value, b: Value, beta: int | float = 1, alpha: int | float = 1) -> Value:
     labels_a, labels_b, out = matmul_labels(a.shape, b.shape)
-    own = out[len(out) - bias.ndim :]
+    return _with_bias(t, bias if beta != 0 else None, [(a, labels_a), (b, labels_b)], out)
+
+
+@rule("aten.addbmm")
+def addbmm(t: Tape, bias: Value, a: Value, b: Value, beta: int | float = 1, alpha: int | float = 1) -> Value:
+    """The products of a whole batch, added up."""
+    product: list[Factor] = [(a, ["batch", "row", "inner"]), (b, ["batch", "inner", "column"])]
+    return _with_bias(t, bias if beta != 0 else None, product, ["row", "column"])
+
+
+@rule("aten.addr")
+def addr(t: Tape, bias: Value, a: Value, b: Value, beta: int | float = 1, alpha: int | float = 1) -> Value:
+    return _with_bias(t, bias if beta != 0 else None, [(a, ["row"]), (b, ["column"])], ["row", "column"])
+
+
+def _with_bias(t: Tape, bias: Value | None, product: Sequence[Factor], out: Sequence[Label]) -> Value:
+    """A product and a bias that broadcasts; with beta = 0 these ops ignore the bias, whatever its values are."""
+    if bias is None:
+        return t.multilinear([product], out)
+    last = out[len(out) - bias.ndim :]
     own = [
-        label if n == t.shape[i - bias.ndim] else None for i, (label, n) in enumerate(zip(own, bias.shape, strict=True))
+        label if n == t.shape[i - bias.ndim] else None
+        for i, (label, n) in enumerate(zip(last, bias.shape, strict=True))
     ]
-    # with beta = 0 the bias is ignored by the op, whatever its values are
-    return t.multilinear([[(a, labels_a), (b, labels_b)], *([[(bias, own)]] if beta != 0 else [])], out)
+    return t.multilinear([product, [(bias, own)]], out)
 
 
 @rule("aten.outer", "aten.ger")

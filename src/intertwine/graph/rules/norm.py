@@ -142,6 +142,9 @@ def group_norm(
 @rule("aten._weight_norm", "aten._weight_norm_interface")
 def weight_norm(t: Tape, v: Value, g: Value, dim: int = 0) -> Value | tuple[Value, Value]:
     labels = t.labels(v)
+    if g.ndim == 0:  # one norm of the whole weight
+        signs = Law(({0: 1}, {2: 1}), ({0: 1, 2: 1},))
+        return t.joint([(v, labels), (g, [])], labels, v.shape, mixes=labels, laws=dict.fromkeys(labels, signs))
     own = [label if n == v.shape[i] else None for i, (label, n) in enumerate(zip(labels, g.shape, strict=True))]
     laws = {}
     for i, label in enumerate(labels):

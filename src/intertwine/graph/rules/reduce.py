@@ -62,6 +62,11 @@ def extremum_of_all(t: Tape, x: Value) -> Value:
     return _reduce(t, x, range(x.ndim), _DEGREE_ONE_POSITIVE, _NOTHING)
 
 
+@rule("aten.aminmax")
+def both_extrema(t: Tape, x: Value, *, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
+    return extremum_along(t, x, dim), extremum_along(t, x, dim)
+
+
 @rule("aten.linalg_vector_norm", "aten.norm.ScalarOpt_dim")
 def vector_norm(t: Tape, x: Value, order: int | float | None = 2, dim: Dims = None, *_: Any, **__: Any) -> Value:
     # the norm of order 0 counts entries, which does not care for their sizes
