@@ -119,6 +119,41 @@ def test_unbind_a_stack_of_weights() -> None:
 # -- putting together --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("activation", [F.relu, F.tanh])
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        lambda h: torch.stack([h[:, k] for k in range(3)], 1),
+        lambda h: torch.stack(h.unbind(-1), -1),
+        lambda h: torch.cat([h[:, k : k + 1] for k in range(3)], 1),
+    ],
+    ids=["stack", "unbind", "cat"],
+)
+def test_units_one_by_one_keep_their_scales(
+    pieces: Callable[[Tensor], Tensor], activation: Callable[[Tensor], Tensor]
+) -> None:
+    net = Net(lambda m, x: m.head(activation(pieces(m.a(x)))), a=nn.Linear(3, 3), head=nn.Linear(3, 2)).double()
+    x = torch.randn(4, 3).double()
+    group = "(R₊)^1" if activation is F.relu else "{±1}^1"
+    blocks = ["", " +1", " +2"]
+    prove(net, x, wires=[f"{group} on a.weight[0{b}], a.bias[0{b}], head.weight[1{b}]" for b in blocks])
+    factor = torch.tensor([2.0, 1, 1], dtype=torch.float64)
+    scaled = {"a__weight": lambda w: w * factor[:, None], "a__bias": lambda b: b * factor}
+    moved = edited(net, **scaled, head__weight=lambda w: w / factor)
+    assert (gap(net, moved, x) < 1e-12) is (activation is F.relu)
+
+
+def test_a_unit_without_an_axis_is_frozen_and_the_reason_does_not_say_too_much() -> None:
+    def forward(m: Net, x: Tensor) -> Tensor:
+        h = m.a(x)
+        return m.head(torch.stack([h[:, k].relu() for k in range(3)], 1))
+
+    net = Net(forward, a=nn.Linear(3, 3), head=nn.Linear(3, 2))
+    sym = certified(it.symmetry(net, torch.randn(4, 3)), net, torch.randn(4, 3))
+    assert sym.wires == ()
+    assert "no scale of it could be followed" in reasons(sym, "a.weight")
+
+
 def test_stack() -> None:
     forward = lambda m, x: m.head(torch.stack([m.a(x).relu(), m.b(x).relu()], 1).amax(1))  # noqa: E731
     net = Net(forward, a=nn.Linear(3, 5), b=nn.Linear(3, 5), head=nn.Linear(5, 2))

@@ -189,6 +189,8 @@ class Tape:
     def reshape(self, x: Value, shape: Shape) -> Value:
         if tuple(shape) == x.shape:
             return x
+        if isinstance(x.view, Reread) and x.view.source.shape == tuple(shape):
+            return x.view.source  # there and back; an axis of size 1 that was dropped on the way may carry a scale
         result = self.value(tuple(shape), None, x.floating)
         result.view = Reread(x)
         return result

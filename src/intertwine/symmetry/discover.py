@@ -250,6 +250,6 @@ def _frozen(
                 continue
             whole = len(list(atoms_of(value.axes[o.axis]))) == 1
             block = "" if whole else f" from {o.offset} (size {atom.size}, step {o.stride})"
-            reason = atom.frozen or "it has a single index and no scale passes"
+            reason = atom.frozen or "it has a single index, and no scale of it could be followed"
             found[value.name + block, o.axis] = Frozen(f"{value.name} axis {o.axis}{block}", reason)
     return tuple(found.values())
