@@ -26,6 +26,7 @@ from intertwine.errors import CaptureError, InputError
 from intertwine.graph.composite import steps_of
 from intertwine.graph.copies import copied
 from intertwine.graph.program import Call, Program, Ref, Source
+from intertwine.graph.transforms import Transforms, user_line
 
 #: Parts of torch that print graphs and tracebacks while an export fails.
 TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._subclasses.fake_tensor")
@@ -34,6 +35,8 @@ RANDOM_OPS = frozenset(
     "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform "
     "uniform_ multinomial poisson exponential_ native_dropout".split()
 )
+#: Where a graph keeps whether a tensor that enters it is a buffer or a constant.
+_CONSTANT = "intertwine constant"
 #: Context wrappers whose body is run as it is: name of the higher-order op → position of the body among its arguments.
 CONTEXT_WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
@@ -45,6 +48,7 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
     sources = tuple(_sources(model, exported))
     calls: list[Call] = []
     names = {spec.arg.name: spec.arg.name for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
+    _mark_constants(exported)
     _inline(exported.graph_module, names, "", calls, exported.graph_module)
     outputs = tuple(
         Ref(names[spec.arg.name])
@@ -176,7 +180,7 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
     line = _user_line(error)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     try:
-        with quiet_forward(), torch.no_grad():
+        with quiet_forward(), torch.no_grad(), Transforms() as transforms:
             model(*args, **kwargs)
     except Exception as plain:  # noqa: BLE001  (a user's forward may raise anything, and its words are handed on)
         reason = str(plain).strip().splitlines()[0] if str(plain).strip() else type(plain).__name__
@@ -195,6 +199,8 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
             "on data. Capture the part before or after that line as a module of its own, or replace the branch "
             "by torch.where."
         )
+    if transforms.line is not None:
+        return CaptureError(_no_plain_op("torch.vmap or a transform like it", transforms.line))
     if "fake tensor" in text and "constant" in text:
         return CaptureError(
             f"{type(model).__name__} could not be captured with {given}: its forward writes into the .data of a tensor "
@@ -217,10 +223,7 @@ def _describe(value: Any) -> str:
 
 def _user_line(error: BaseException) -> str:
     """The deepest line of the traceback that is not torch's own."""
-    home = os.path.dirname(torch.__file__)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((home, "<"))]
-    frames = [f for f in frames if os.path.dirname(f.filename) != os.path.dirname(__file__)]
-    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "a line of torch's own"
+    return user_line(traceback.extract_tb(error.__traceback__))
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -251,8 +254,20 @@ def _sources(model: nn.Module, exported: torch.export.ExportedProgram) -> Iterat
         elif spec.kind == InputKind.USER_INPUT:
             yield Source(name, "input", shape, dtype)
         else:
-            tensor = exported.constants.get(str(target))
-            yield Source(name, "constant", shape, dtype, tensor=tensor if isinstance(tensor, Tensor) else None)
+            found = exported.constants.get(str(target))
+            tensor = found if isinstance(found, Tensor) else None
+            yield Source(name, "constant", shape, dtype, tensor=tensor, weight=_weight_behind(model, tensor, tied))
+
+
+def _weight_behind(model: nn.Module, constant: Tensor | None, tied: Mapping[str, str]) -> str | None:
+    """The parameter or buffer that a constant of the graph is: some function holds it, or the model it belongs to."""
+    if constant is None or constant.numel() == 0 or constant.layout != torch.strided:
+        return None
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        same = tensor.shape == constant.shape and tensor.layout == torch.strided
+        if same and tensor.data_ptr() == constant.data_ptr():
+            return tied[name]
+    return None
 
 
 def _inline(
@@ -307,11 +322,8 @@ def _call(node: torch.fx.Node, name: str, names: dict[str, str]) -> Call:
         if isinstance(v, Tensor) and not all(isinstance(n, int) for n in v.shape):
             raise CaptureError(
                 f"The forward decides by the values of its data at {_where(node) or _path(node)}: {node.target} "
-                f"returns a tensor of "
-                f"shape {tuple(v.shape)}. "
-                "Shapes must be known from the inputs' shapes. Keep all positions and mask them (torch.where), "
-                "or capture the part "
-                "of the model before that line."
+                f"returns a tensor of shape {tuple(v.shape)}. Shapes must be known from the inputs' shapes. "
+                f"{_way_out(node)}"
             )
     shapes = tuple(tuple(v.shape) if isinstance(v, Tensor) else None for v in values)
     dtype = next((v.dtype for v in values if isinstance(v, Tensor)), None)
@@ -326,6 +338,39 @@ def _call(node: torch.fx.Node, name: str, names: dict[str, str]) -> Call:
         _path(node),
         _aliases(node),
     )
+
+
+def _mark_constants(exported: torch.export.ExportedProgram) -> None:
+    """Note on the graph which tensors that enter it are buffers and constants."""
+    kinds = {getattr(spec.arg, "name", ""): spec.kind for spec in exported.graph_signature.input_specs}
+    for node in exported.graph.nodes:
+        if node.op == "placeholder":
+            node.meta[_CONSTANT] = kinds.get(node.name) in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+def _way_out(node: torch.fx.Node) -> str:
+    """What to do about a shape that depends on data; a mask that is the same for all data has places known before."""
+    masks = [n for n in node.all_input_nodes if _is_mask(n)]
+    if str(node.target).startswith("aten.nonzero"):
+        masks = node.all_input_nodes
+    if masks and all(_is_constant(mask) for mask in masks):
+        return (
+            "The mask is the same for all data: keep its positions, mask.nonzero()[:, 0], as a buffer that __init__ "
+            "registers, and index with that."
+        )
+    return "Keep all positions and mask them (torch.where), or capture the part of the model before that line."
+
+
+def _is_mask(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
+
+
+def _is_constant(node: torch.fx.Node) -> bool:
+    """Whether a tensor is made of buffers and constants alone, neither of inputs nor of parameters."""
+    if node.op == "placeholder":
+        return node.meta.get(_CONSTANT, False)
+    return all(map(_is_constant, node.all_input_nodes))
 
 
 def _aliases(node: torch.fx.Node) -> bool:
@@ -393,13 +438,15 @@ def _refuse_what_is_no_op(program: Program) -> None:
     """Control flow kept as an operator, or a function transform, cannot be followed call by call."""
     for call in program.calls:
         if not isinstance(call.target, torch._ops.OpOverload) and call.target is not operator.getitem:
-            raise CaptureError(
-                f"The forward uses {getattr(call.target, '__name__', call.target)} at {call.place}, which is no "
-                f"plain tensor op "
-                "(a function transform such as torch.vmap, or control flow such as torch.cond). Write that line "
-                "with batched "
-                "tensor ops, or capture the modules around it one by one."
-            )
+            raise CaptureError(_no_plain_op(getattr(call.target, "__name__", str(call.target)), call.place))
+
+
+def _no_plain_op(what: str, place: str) -> str:
+    return (
+        f"The forward uses {what} at {place}, which is no plain tensor op (a function transform such as torch.vmap, or "
+        "control flow such as torch.cond). Write that line with batched tensor ops, or capture the modules around it "
+        "one by one."
+    )
 
 
 def _refuse_randomness(program: Program) -> None:

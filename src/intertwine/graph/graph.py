@@ -11,7 +11,7 @@ import torch
 
 from intertwine.errors import RuleError
 from intertwine.graph.axes import Atom
-from intertwine.graph.partial import NEVER_READ, fed_by_inputs, freeze_partly_read
+from intertwine.graph.partial import HELD, NEVER_READ, fed_by_inputs, freeze_partly_read
 from intertwine.graph.program import Call, Program, Ref, Source
 from intertwine.graph.registry import find_rule
 from intertwine.graph.tape import Tape, Value
@@ -44,8 +44,12 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
     tape = Tape()
     memory = _Memory(tape)
     parameters: dict[str, Value] = {}
+    held = {source.weight for source in program.sources}
     for source in program.sources:
-        memory.keep(source.name, _enter(tape, source, parameters, source.target in program.read_weights))
+        still = (
+            f"it is {HELD}" if source.target in held else "" if source.target in program.read_weights else NEVER_READ
+        )
+        memory.keep(source.name, _enter(tape, source, parameters, still))
     read, fed = _results_read(program), fed_by_inputs(program)
     for call in program.calls:
         tape.call = call
@@ -73,18 +77,21 @@ def _results_read(program: Program) -> dict[str, set[int]]:
     return read
 
 
-def _enter(tape: Tape, source: Source, parameters: dict[str, Value], read: bool) -> Value:
+def _enter(tape: Tape, source: Source, parameters: dict[str, Value], still: str) -> Value:
+    """The value of a source; `still` says why a weight may not move, if it may not."""
     floating = source.dtype.is_floating_point
     if source.moves and source.target is not None:
         if source.target not in parameters:
             parameters[source.target] = tape.value(
                 source.shape, [Atom(n) for n in source.shape], floating, source.target
             )
-            if not read:
-                tape.boundary(parameters[source.target], NEVER_READ)
+            if still:
+                tape.boundary(parameters[source.target], still)
         return parameters[source.target]
     if source.target is not None:
         return tape.fixed(source.shape, f"it meets the constant buffer {source.target}", floating)
+    if source.weight is not None:
+        return tape.fixed(source.shape, f"it meets {source.weight}, which is {HELD}", floating)
     return tape.fixed(
         source.shape, "it meets an input of the model" if source.kind == "input" else "it meets a constant", floating
     )

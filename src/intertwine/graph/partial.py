@@ -18,6 +18,10 @@ from intertwine.graph.tape import Tape
 from intertwine.graph.value import Value
 
 NEVER_READ = "the forward never reads it with these inputs"
+#: Of a weight that a lambda or a hook holds too: in a copy of the model these may still read that of the original.
+HELD = (
+    "read through something else that holds it (a lambda, a hook, a partial, a list), not as an attribute of a module"
+)
 
 
 def fed_by_inputs(program: Program) -> frozenset[str]:

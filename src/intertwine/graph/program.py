@@ -80,6 +80,7 @@ class Source:
     target: str | None = None  # qualified name of the parameter or buffer; tied tensors share the first of their names
     moves: bool = False  # whether a group element may change it
     tensor: Tensor | None = field(default=None, compare=False)  # the value of a constant
+    weight: str | None = None  # the parameter or buffer that a function holds and reads as this constant
 
 
 @dataclass(frozen=True)

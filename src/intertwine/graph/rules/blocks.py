@@ -73,9 +73,15 @@ def slice_(t: Tape, x: Value, dim: int = 0, start: int | None = None, end: int |
     if n % step == 0 and start < step and t.shape[dim] == n // step:
         paired = t.reshape(x, (*x.shape[:dim], n // step, step, *x.shape[dim + 1 :]))
         return t.reshape(t.narrow(paired, dim + 1, start, 1), t.shape)
-    t.freeze(x, [dim], f"every {step}th entry is taken ({t.here})")
+    t.freeze(x, [dim], f"every {_ordinal(step)} entry is taken ({t.here})")
     labels = [PINNED if d == dim else ("lead", d) for d in range(x.ndim)]
     return t.multilinear([[(x, labels)]], labels)
+
+
+def _ordinal(n: int) -> str:
+    """2nd, 3rd, 4th, 11th, 21st."""
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    return f"{n}{'th' if 10 <= n % 100 <= 20 else ends.get(n % 10, 'th')}"
 
 
 @rule(
