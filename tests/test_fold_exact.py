@@ -258,3 +258,63 @@ def test_a_parameter_without_a_module_is_folded_too() -> None:
     assert folded.removed == 1
     assert gap(net, folded.model, x) < 1e-12
     assert wire_at(it.symmetry(net, x), "scale[0]").name in folded.groups
+
+
+class Gated(nn.Module):
+    """One layer writes six features and the gate that they all pass: its first row has a part of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 7), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.head(h[:, 1:].tanh() * h[:, :1].sigmoid())
+
+
+class Experts(nn.Module):
+    """A mixture of two experts by hand: each takes its own column of the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(5, 2)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.gate(x).softmax(-1)
+        return sum((shares[:, i : i + 1] * expert(x) for i, expert in enumerate(self.experts)), torch.zeros(()))
+
+
+def shuffled() -> nn.Sequential:
+    """Of twelve channels every four become the pixels of one, so one part of their axis moves and two do not."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.PixelShuffle(2), nn.ReLU()),
+        nn.Conv2d(3, 2, 3),
+    )
+
+
+#: Networks with an axis that is frozen in part: (network, input, layer, rows that become the same, rows they become).
+PARTLY_FROZEN: dict[str, tuple[Callable[[], nn.Module], Tensor, str, list[int], list[int]]] = {
+    "pixel shuffle, the layer before": (shuffled, SMALL, "0", [5], [2]),
+    "pixel shuffle, its own channels": (shuffled, SMALL, "2", [4, 5, 6, 7], [0, 1, 2, 3]),
+    "gate": (Gated, torch.randn(9, 5), "first", [4], [2]),
+    "experts": (Experts, torch.randn(9, 5), "experts.1.0", [4], [2]),
+}
+
+
+@pytest.mark.parametrize("name", PARTLY_FROZEN)
+def test_axes_that_are_frozen_in_part_are_no_obstacle(name: str) -> None:
+    make, x, layer, copies, of = PARTLY_FROZEN[name]
+    torch.manual_seed(0)
+    model = make().double().eval()
+    module: Any = model.get_submodule(layer)
+    with torch.no_grad():
+        module.weight[copies], module.bias[copies] = module.weight[of], module.bias[of]
+    folded = fold(model, x.double(), beta=1e-6)
+    smaller: Any = folded.model.get_submodule(layer)
+    assert folded.removed == 1
+    assert len(smaller.weight) == len(module.weight) - len(copies)
+    assert gap(model, folded.model, x.double()) < 1e-12
+    assert len(set(folded.skipped)) == len(folded.skipped)
+    assert it.complexity(model, x.double()).layers
+    assert it.fold_to(model, x.double(), parameters=0.9).parameters.share <= 0.9

@@ -105,12 +105,11 @@ def choose(symmetry: Symmetry, roles: Roles, pieces: Sequence[Piece]) -> tuple[l
             found.append(wanted)
         else:
             skipped.append(Skipped(wire.name, wanted))
-    writes = {name for (name, _), role in roles.axes.items() if role == "write"}
-    for what, reason in symmetry.frozen:
-        name, _, axis = what.rpartition(" axis ")
-        if name in writes and roles.axes.get((name, int(axis))) == "write" and len(symmetry.layouts[name].axes) > 1:
-            skipped.append(Skipped(name, reason))
-    return found, skipped
+    for frozen in symmetry.frozen:
+        name = frozen.parameter
+        if roles.axes.get((name, frozen.axis)) == "write" and len(symmetry.layouts[name].axes) > 1:
+            skipped.append(Skipped(name, frozen.reason))  # once, however many blocks of the axis are frozen
+    return found, list(dict.fromkeys(skipped))
 
 
 def _foldable(name: str, strand: int, size: int, pieces: Sequence[Piece]) -> Foldable | str:

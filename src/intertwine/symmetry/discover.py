@@ -251,5 +251,6 @@ def _frozen(
             whole = len(list(atoms_of(value.axes[o.axis]))) == 1
             block = "" if whole else f" from {o.offset} (size {atom.size}, step {o.stride})"
             reason = atom.frozen or "it has a single index, and no scale of it could be followed"
-            found[value.name + block, o.axis] = Frozen(f"{value.name} axis {o.axis}{block}", reason)
+            what = f"{value.name} axis {o.axis}{block}"
+            found[value.name + block, o.axis] = Frozen(what, reason, value.name, o.axis)
     return tuple(found.values())

@@ -109,10 +109,15 @@ class Wire:
 
 @dataclass(frozen=True)
 class Frozen:
-    """An axis on which only the identity acts, and why. Unpacks as `what, reason`."""
+    """An axis, or a block of one, on which only the identity acts, and why. Unpacks as `what, reason`.
+
+    `parameter`, `axis`: where it is, for code; `what` says it in words.
+    """
 
     what: str
     reason: str
+    parameter: str = ""
+    axis: int = -1
 
     def __iter__(self):
         return iter((self.what, self.reason))
