@@ -1,4 +1,4 @@
-"""One thread per worker for NumPy and SciPy, and the browser in which reports are tested.
+"""One thread per worker for NumPy and SciPy, a fixture for bad input, and the browser in which reports are tested.
 
 The browser is Debian's chromium, driven by playwright. A machine without it skips those tests, and the summary of the
 run says so in one line. With INTERTWINE_NEED_BROWSER=1, as in .ci/run, they fail instead.
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+import jaxtyping
 import pytest
 
 NEED = "INTERTWINE_NEED_BROWSER"
@@ -38,6 +39,12 @@ def missing() -> str | None:
     if find_spec("playwright") is None:
         return "no playwright in this environment (pip install playwright)"
     return None
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user runs the package: without the suite's own check of every annotation."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session")

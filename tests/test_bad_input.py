@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,12 +43,6 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
-
-
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user runs the package: without the suite's own check of every annotation."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------

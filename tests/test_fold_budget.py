@@ -239,10 +239,34 @@ def test_random_inputs_that_are_no_pictures_are_white() -> None:
         ({"parameters": 0.5, "statistics": "new"}, "statistics is one of 'keep', 'reset'"),
         ({"parameters": 0.5, "statistics": "reset"}, "Pass some as data, or keep the statistics"),
         ({"parameters": 3}, "At most 3 of 583 parameters were asked for"),
+        ({"parameters": float("nan")}, "parameters=nan was asked for. It is a share"),
+        ({"parameters": float("inf")}, "parameters=inf was asked for. It is a share"),
+        ({"floor": float("nan"), "held_out": []}, "floor=nan was asked for. It is an accuracy"),
+        ({"parameters": 0.5, "data": []}, "The data holds no samples. Pass at least one batch"),
+        ({"parameters": 0.5, "data": [(X[:0], None)]}, "The data holds no samples. Pass at least one batch"),
+        ({"floor": 0.1, "held_out": []}, "The held-out data holds no samples. Pass at least one batch"),
+        ({"floor": 0.1, "held_out": iter([])}, "read for every size that is tried, but a generator can be read only"),
+        ({"floor": 0.1, "held_out": X}, "data must be an iterable of .* batches; found a tensor"),
+        ({"parameters": 0.5, "statistics": "reset", "data": iter([])}, "read more than once, but a generator can be"),
+        ({"parameters": 0.5, "held_out": []}, r"held_out was given, but parameters=0\.5 says how far to fold"),
+        ({"parameters": 0.5, "how": "merge", "data": []}, "data was given, but how='merge' compares weights alone"),
     ],
 )
 def test_what_cannot_be_asked_for(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
+        fold_to(net(), X, **options)
+
+
+def test_data_that_is_read_once_may_be_a_generator() -> None:
+    torch.manual_seed(0)
+    model, data = net(), [(X, None), (X + 1, None), (X[:0], None)]
+    one, other = (fold_to(model, X, parameters=0.5, data=given).model for given in (data, iter(data)))
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("options", [{"parameters": "a"}, {"floor": "a", "held_out": []}])
+def test_budgets_that_are_no_numbers(options: dict[str, Any], unchecked: None) -> None:
+    with pytest.raises(InputError, match="='a' was asked for"):
         fold_to(net(), X, **options)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -308,12 +307,6 @@ def test_another_program_for_another_shape() -> None:
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user runs the package: without the suite's own check of every annotation."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.parametrize(

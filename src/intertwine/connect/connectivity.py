@@ -14,6 +14,7 @@ from intertwine.connect.layerwise import Walk
 from intertwine.connect.meters import LayerConnectivity, Meters
 from intertwine.connect.statistics import reset_along
 from intertwine.errors import InputError
+from intertwine.features.batches import check_readable_again
 from intertwine.features.fingerprint import Fingerprint
 from intertwine.features.pictures import new_figure
 from intertwine.frames import frame
@@ -193,8 +194,7 @@ def side_by_side(
         >>> rows[0]["one: weights_apart"] > rows[0]["same: weights_apart"]
         True
     """
-    if isinstance(data, Iterator):
-        raise InputError("The data is read once per pair, but a generator can be read only once. Pass a list.")
+    check_readable_again(data, "The data is read once per pair")
     if not pairs:
         raise InputError("No pair was given. Pass name → (first network, second network).")
     kept = ("llfc", "c", "baseline", "additivity", "sign_agreement", "commutativity", "weights_apart", "inputs_apart")

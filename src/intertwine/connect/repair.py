@@ -18,6 +18,7 @@ from intertwine.connect.agreement import names_by_tensor
 from intertwine.connect.interpolation import Path, interpolate, path_between
 from intertwine.connect.statistics import Moments, batch_norms, check_varies, reset_statistics
 from intertwine.errors import InputError, did_you_mean
+from intertwine.features.batches import check_readable_again
 from intertwine.features.capture import evaluating
 from intertwine.features.labelled import labelled
 
@@ -61,8 +62,7 @@ def repair(a: nn.Module, b: nn.Module, t: float | int, data: Any, layers: Sequen
                 "layers out."
             )
         return reset_statistics(interpolate(a, b, t), data)
-    if isinstance(data, Iterator):
-        raise InputError("The data is read twice, but a generator can be read only once. Pass a list or a DataLoader.")
+    check_readable_again(data)
     path = path_between(a, b, [0.0, 1.0, t])
     chosen = _chosen(path.scratch, layers)
     with evaluating(path.scratch):

@@ -41,6 +41,17 @@ def check_batches(data: Any) -> None:
     raise InputError(f"data must be an iterable of (inputs, targets) batches; found {kind_of(data)}. {advice}")
 
 
+def check_readable_again(data: Any, reading: str = "The data is read twice") -> None:
+    """Refuse data that is gone after one pass, where it is needed again.
+
+    >>> check_readable_again(batch for batch in [])
+    Traceback (most recent call last):
+    intertwine.errors.InputError: The data is read twice, but a generator can be read only once. Pass a list or a ...
+    """
+    if isinstance(data, Iterator):
+        raise InputError(f"{reading}, but a generator can be read only once. Pass a list or a DataLoader.")
+
+
 def _call(batch: Any) -> Call:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise InputError(f"A batch of the data must be a pair (inputs, targets); found {kind_of(batch)}. {ADVICE}")

@@ -18,7 +18,7 @@ from intertwine.align.fits import Features, Moving
 from intertwine.align.hidden import watch
 from intertwine.connect.statistics import batch_norms, reset_statistics
 from intertwine.errors import InputError
-from intertwine.features.batches import calls, check_batches, placed
+from intertwine.features.batches import calls, check_batches, check_readable_again, placed
 from intertwine.fold.distances import Array, Distances
 from intertwine.fold.folded import Fold
 from intertwine.fold.options import Beta, Options, check_statistics
@@ -141,8 +141,8 @@ def _check(model: nn.Module, data: Any, beta: Beta | None, widths: Widths | None
             "statistics='reset' was asked for, but the network has no BatchNorm layer with running statistics. Leave "
             "it out; repair='variances' works on any network."
         )
-    if statistics == "reset" and isinstance(data, Iterator):
-        raise InputError("The data is read twice, but a generator can be read only once. Pass a list or a DataLoader.")
+    if statistics == "reset":
+        check_readable_again(data)
 
 
 class _Batches:

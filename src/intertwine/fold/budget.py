@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -11,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from intertwine.connect.statistics import reset_statistics
 from intertwine.errors import InputError
-from intertwine.features.batches import calls
+from intertwine.features.batches import check_batches, check_readable_again
+from intertwine.features.labelled import labelled
 from intertwine.fold.absorbed import Absorbing
 from intertwine.fold.allocation import Size, allocate
 from intertwine.fold.folded import Fold
@@ -124,6 +127,7 @@ def _smallest(
 def _accuracy(model: nn.Module, held_out: Any) -> float:
     found = accuracy_of(model, held_out)
     if found is None:
+        next(labelled(held_out, model, purpose="held-out data"))  # where it holds no samples, that is what is told
         raise InputError(
             "The held-out data has no classes, so there is no accuracy to keep. Pass batches of (inputs, classes)."
         )
@@ -133,7 +137,7 @@ def _accuracy(model: nn.Module, held_out: Any) -> float:
 def _absorbing(prepared: Prepared, data: Any) -> Absorbing:
     model = prepared.model
     if data is not None:
-        return Absorbing(prepared, model, calls(data))
+        return Absorbing(prepared, model, (batch.given for batch in labelled(data, model)))
     batches = noise_like(prepared.example)
     if any(isinstance(module, _BatchNorm) and module.running_mean is not None for module in model.modules()):
         # features then vary as much as they do on real inputs, wherever BatchNorm says how much that is
@@ -152,14 +156,31 @@ def _check(
             f"Either parameters (how many may be left) or floor (the least accuracy) says how far to fold; {found}. "
             "Pass one of them, such as parameters=0.5."
         )
-    if parameters is not None and parameters <= 0:
+    if parameters is not None and not (isinstance(parameters, Real) and isfinite(parameters) and parameters > 0):
         raise InputError(
-            f"parameters={parameters} was asked for. It is a share of the parameters, above 0 and below 1, or a number "
-            "of them."
+            f"parameters={parameters!r} was asked for. It is a share of the parameters, above 0 and below 1, or a "
+            "number of them."
         )
-    if floor is not None and not 0 < floor <= 1:
-        raise InputError(f"floor={floor} was asked for. It is an accuracy, above 0 and at most 1.")
+    if floor is not None and not (isinstance(floor, Real) and 0 < floor <= 1):
+        raise InputError(f"floor={floor!r} was asked for. It is an accuracy, above 0 and at most 1.")
     if floor is not None and held_out is None:
         raise InputError("An accuracy was asked for without data to measure it on. Pass held_out, labelled batches.")
     if statistics == "reset" and data is None:
         raise InputError("statistics='reset' estimates them on real inputs. Pass some as data, or keep the statistics.")
+    _check_data(parameters, held_out, how, data, statistics)
+
+
+def _check_data(parameters: float | int | None, held_out: Any, how: str, data: Any, statistics: str) -> None:
+    """Refuse data that would be gone when it is needed, and data that nothing would look at."""
+    if parameters is not None and held_out is not None:
+        raise InputError(
+            f"held_out was given, but parameters={parameters} says how far to fold, whatever the accuracy is. Leave it "
+            "out, or pass floor, the least accuracy, instead of parameters."
+        )
+    if data is not None and how == "merge" and statistics == "keep":
+        raise InputError("data was given, but how='merge' compares weights alone. Leave it out, or pass how='absorb'.")
+    if held_out is not None:
+        check_batches(held_out)
+        check_readable_again(held_out, "The held-out data is read for every size that is tried")
+    if statistics == "reset":
+        check_readable_again(data, "With statistics='reset' the data is read more than once")
