@@ -2,6 +2,7 @@
 
 import copy
 import re
+from fractions import Fraction
 from typing import Any, cast
 
 import jaxtyping
@@ -55,6 +56,35 @@ def test_004_L01_every_weight_lies_on_the_line(t: float) -> None:
             torch.testing.assert_close(value, (1 - t) * before[0][name] + t * before[1][name], rtol=1e-14, atol=1e-15)
     for model, old in zip((a, b), before, strict=True):
         assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
+
+
+def rounded_once(a: Tensor, b: Tensor, t: float) -> Tensor:
+    """The mix of two tensors in exact arithmetic on fractions, rounded to their precision by a cast of one number."""
+    here = Fraction(t)
+    exact = [(1 - here) * Fraction(x) + here * Fraction(y) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    return torch.tensor([float(value) for value in exact], dtype=torch.float64).to(a.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("t", [0.3, 0.5, 1.7])
+def test_half_precision_is_rounded_once(t: float, dtype: torch.dtype) -> None:
+    a, b = conv_net(0).to(dtype), conv_net(1).to(dtype)
+    path = path_between(a, b, [t])
+    stacked, found = path.state([0]), dict(path.network(0).named_parameters())
+    for name, x in a.named_parameters():
+        wanted = rounded_once(x.detach().flatten(), b.get_parameter(name).detach().flatten(), t).reshape(x.shape)
+        assert torch.equal(found[name], wanted)
+        assert torch.equal(stacked[name][0], wanted)
+    if t < 1:
+        merged = it.merge([a, b], torch.zeros(1, 3, 8, 8, dtype=dtype), method="none", t=t).model.state_dict()
+        assert all(torch.equal(merged[name], x) for name, x in found.items())
+
+
+def test_half_precision_does_not_overflow_on_the_way() -> None:
+    a, b = (nn.Linear(1, 2, bias=False).half() for _ in range(2))
+    with torch.no_grad():
+        a.weight[:, 0], b.weight[:, 0] = torch.tensor([60000, -torch.inf]), torch.tensor([49984, -torch.inf])
+    assert it.interpolate(a, b, 3).get_parameter("weight").flatten().tolist() == [29952, -torch.inf]
 
 
 def test_the_ends_are_exact_and_new() -> None:

@@ -10,6 +10,7 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
+from intertwine.align.mean import WIDER
 from intertwine.connect.agreement import check_same, names_by_tensor, tensors_of
 from intertwine.errors import InputError
 from intertwine.graph.copies import copied
@@ -99,6 +100,9 @@ def path_between(a: nn.Module, b: nn.Module, ts: Sequence[float | int]) -> Path:
 def mix(a: Tensor, b: Tensor, t: float | int) -> Tensor:
     """(1 − t)·a + t·b, exact at both ends; entries on which both agree, infinite ones too, stay as they are.
 
+    Half precision is rounded once, at the end, as `merge` does: products and sums there would round three times, or
+    overflow on the way to a number that fits.
+
     >>> mix(torch.tensor([0.0, -torch.inf]), torch.tensor([4.0, -torch.inf]), 0.25)
     tensor([1., -inf])
     """
@@ -106,4 +110,7 @@ def mix(a: Tensor, b: Tensor, t: float | int) -> Tensor:
         return a
     if t == 1:
         return b
-    return torch.where(a == b, a, (1 - t) * a + t * b)
+    if torch.finfo(a.dtype).bits >= torch.finfo(torch.float32).bits:
+        return torch.where(a == b, a, (1 - t) * a + t * b)
+    mixed = a.detach().to(WIDER[a.is_complex()]).mul_(1 - t).add_(b.detach(), alpha=t)
+    return torch.where(a == b, a, mixed.to(a.dtype))
