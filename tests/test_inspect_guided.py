@@ -362,3 +362,25 @@ def test_images_and_maps_are_scaled_for_the_eye() -> None:
     with pytest.raises(InputError, match="A grid without images"):
         draw_images([])
     assert len(draw_images([[torch.zeros(2, 2, 3)] * 2, [torch.zeros(2, 2, 1)]]).axes) == 3
+
+
+# -- wrappers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["module.2", "2", "module.2:input"])
+def test_paths_are_those_of_the_wrapped_network(at: str) -> None:
+    model, images = network(), pictures()
+    wrapped = nn.DataParallel(model)
+    own = at.removeprefix("module.")
+    assert at == own or at.partition(":")[0] in dict(wrapped.named_modules())
+    found, plain = guided_backprop(wrapped, at, [1], images), guided_backprop(model, own, [1], images)
+    assert torch.equal(found.maps, plain.maps)
+    assert found.guided == plain.guided
+    assert torch.equal(top_images(wrapped, at, images, 1).indices, top_images(model, own, images, 1).indices)
+
+
+def test_paths_are_those_of_the_compiled_network() -> None:
+    model, images = network(), pictures()
+    compiled: Any = torch.compile(model, backend="eager")
+    assert torch.equal(guided_backprop(compiled, "_orig_mod.2", 1, images).maps,
+                       guided_backprop(model, "2", 1, images).maps)  # fmt: skip

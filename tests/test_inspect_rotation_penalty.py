@@ -463,3 +463,13 @@ def test_rotation_penalty_refuses_networks_and_data_it_cannot_use() -> None:
     assert inside.trials[0].penalty == pytest.approx(0, abs=1.5 / 64)
     with pytest.raises(InputError, match="only the identity acts there"):
         rotation_penalty(Summed(), "conv", data, data, kind="element", epochs=0)
+
+
+@pytest.mark.parametrize("kind", ["orthogonal", "element"])
+def test_paths_are_those_of_the_wrapped_network(kind: str) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(32, 3)
+    data = [(x, net(x).argmax(1))]
+    (plain,) = rotation_penalty(net, "0", data, data, kind=kind, epochs=1).trials
+    (found,) = rotation_penalty(nn.DataParallel(net), "module.0", data, data, kind=kind, epochs=1).trials
+    assert (found.inserted, found.history, found.loss) == (plain.inserted, plain.history, plain.loss)

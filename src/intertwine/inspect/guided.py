@@ -113,8 +113,8 @@ def guided_backprop(
         ((5, 1, 8, 8), ('1: relu',))
     """
     check_images(images)
+    site, shape = read_place(model, at, images, layout)  # paths are those of what was given, wrappers and all
     model = unwrapped(model)
-    site, shape = read_place(model, at, images, layout)
     chosen = check_units(units, shape.features, at)
     parts: list[tuple[Tensor, Tensor]] = []
     guiding = Guiding()

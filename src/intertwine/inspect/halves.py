@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,15 +50,16 @@ class Halves:
     """
 
     def __init__(self, model: nn.Module, at: str, example: Labelled) -> None:
-        self.at, self.model = at, unwrapped(model)
+        self.model = unwrapped(model)
         self.rest = copied(self.model)
         self._begun = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        places = sites(self.model, at)
+        places = sites(model, at)  # paths are those of what was given, wrappers and all
         if len(places) != 1 or not places[0].path:
             raise InputError(
                 f"A layer to transform was asked for by {at!r}, which stands for {len(places)} places or for the whole "
                 "network. Name one module inside."
             )
+        self.at = str(replace(places[0], asked=None))
         with frozen([self.model, self.rest]):
             self._front = halved(self.model, places, fresh(example.call), {}, complete=False)
             self._back = halved(self.rest, places, fresh(example.call), {}, complete=True)

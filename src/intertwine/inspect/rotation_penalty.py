@@ -85,7 +85,7 @@ def rotation_penalty(
     places, kinds, numbers = _asked(at, kind, seeds, epochs)
     check_readable_again(data)
     check_readable_again(test)
-    model, tell = unwrapped(model), progress or (lambda doing, part: None)
+    given, model, tell = model, unwrapped(model), progress or (lambda doing, part: None)
     example = next(iter(labelled(data, model)))
     folder = None if out is None else Path(out)
 
@@ -99,7 +99,7 @@ def rotation_penalty(
     total, trials = len(places) * len(kinds) * len(numbers), []
     with nullcontext() if folder is None else only_writer(folder):
         for i, place in enumerate(places):
-            halves = Halves(model, place, example)
+            halves = Halves(given, place, example)
             learn, judge = Features(halves, data, memory), Features(halves, test, memory)
             before = accuracy(halves, judge, torch.eye(halves.channels, dtype=torch.float64))
             for one, seed in product(kinds, numbers):

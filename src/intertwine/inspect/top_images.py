@@ -86,8 +86,8 @@ def top_images(
     check_images(images)
     if count < 1:
         raise InputError(f"The {count} best images were asked for. Ask for at least one.")
+    site, shape = read_place(model, at, images, layout)  # paths are those of what was given, wrappers and all
     model = unwrapped(model)
-    site, shape = read_place(model, at, images, layout)
     chosen = check_units(units, shape.features, at)
     if rotation is not None and tuple(rotation.shape) != (shape.features,) * 2:
         raise MismatchError(
