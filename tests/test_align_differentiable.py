@@ -394,3 +394,28 @@ def test_one_sample_has_no_batch_statistics(method: str) -> None:
     nets = [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval() for _ in range(2)]
     with pytest.raises(it.InputError, match="one value per channel, which has no variance"):
         align(*nets, torch.zeros(2, 3), method=method, data=[(torch.zeros(1, 3), torch.zeros(1).long())])
+
+
+def wrapped(model: nn.Module, how: str) -> nn.Module:
+    return nn.DataParallel(model) if how == "DataParallel" else model
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("how", ["DataParallel", "inference", "made in inference", "DataParallel, inference"])
+def test_wrappers_and_inference_mode_change_nothing(how: str, method: str) -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)
+    a = nn.Sequential(*layers)
+    b, x, y = copy.deepcopy(a), torch.randn(32, 4), torch.randint(3, (32,))
+    for parameter in b.parameters():
+        parameter.data.add_(torch.randn_like(parameter))
+    plain = align(a, b, x, method=method, data=[(x, y)], options={"steps": 8})
+    with torch.inference_mode("inference" in how):
+        if how.startswith("made"):
+            a, b, x, y = copy.deepcopy(a), copy.deepcopy(b), x.clone(), y.clone()
+        pair = [wrapped(model, how.partition(",")[0]) for model in (a, b)]
+        found = align(pair[0], pair[1], x, method=method, data=[(x, y)], options={"steps": 8})
+    both = zip(found.model.state_dict().values(), plain.model.state_dict().values(), strict=True)
+    assert all(torch.equal(p, q) for p, q in both)
+    assert [step.own for step in found.history] == [step.own for step in plain.history]
+    assert len(plain.history) > 1

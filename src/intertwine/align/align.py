@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from intertwine.align.activations import ActivationOptions, solve_activations
@@ -22,6 +23,7 @@ from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.equivalence import check_same_architecture
 from intertwine.errors import InputError, did_you_mean
 from intertwine.features.batches import check_batches
+from intertwine.graph.copies import copied
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
@@ -116,15 +118,23 @@ def align(
     chosen = _chosen_wires(found, wires, method, solver)
     if any(s.matrix for s in found.strands):
         a, b = found.folded(a), found.folded(b)
-    weights_a, weights_b = (without_traces(weights_of(found, m)) for m in (a, b))
-    problem = Problem(found, weights_a, weights_b, tuple(chosen))
-    left, right = counted(found, a, problem.a, buffers), counted(found, b, problem.b, buffers)
-    pair = Pair(found, left, right, chosen.values())
-    before, parts_before = pair.objective, [pair.part(s) for s in range(len(found.wires))]
-    element, history = solver.solve(Task(a, b, problem, pair, data, seed, starts, sweeps), settings)
+    with torch.inference_mode(False):  # some solvers follow slopes, and all write into tensors of their own
+        here, there = _with_slopes(a), _with_slopes(b)
+        weights_a, weights_b = (without_traces(weights_of(found, m)) for m in (here, there))
+        problem = Problem(found, weights_a, weights_b, tuple(chosen))
+        left, right = counted(found, here, problem.a, buffers), counted(found, there, problem.b, buffers)
+        pair = Pair(found, left, right, chosen.values())
+        before, parts_before = pair.objective, [pair.part(s) for s in range(len(found.wires))]
+        element, history = solver.solve(Task(here, there, problem, pair, data, seed, starts, sweeps), settings)
     parts = zip(found.wires, parts_before, strict=True)
     per_wire = tuple(WirePart(wire.name, x, pair.part(s)) for s, (wire, x) in enumerate(parts))
     return Alignment(found.act(element, b), a, element, method, before, pair.objective, tuple(history), per_wire, found)
+
+
+def _with_slopes(model: nn.Module) -> nn.Module:
+    """The network, copied where it was made in inference mode: such tensors can be neither traced nor followed."""
+    made_for_inference = any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
+    return copied(model) if made_for_inference else model
 
 
 def _check_count(name: str, value: int) -> None:

@@ -19,7 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from intertwine.align.task import Task
 from intertwine.errors import InputError
-from intertwine.features.capture import evaluating
+from intertwine.features.batches import fresh
+from intertwine.features.capture import evaluating, wrapped_by
 from intertwine.features.labelled import Labelled, labelled
 from intertwine.features.scoring import Loss, score
 from intertwine.graph.copies import copied
@@ -104,9 +105,10 @@ class LineLoss:
         args, kwargs = batch.call
         # torch has no slope in running statistics
         used = {name: b[name].detach() if name in self.statistics else b[name] for name in self.a}
-        state = {name: _between(x, used[name].to(x.device), t) for name, x in self.a.items()}
-        outputs = functional_call(self.network, state, args, kwargs)
-        return score(outputs, batch.targets, batch.samples, self.options.loss, ADVICE)[:2]
+        inner, prefix = wrapped_by(self.network)
+        state = {name.removeprefix(prefix): _between(x, used[name].to(x.device), t) for name, x in self.a.items()}
+        outputs = functional_call(inner, state, args, kwargs)
+        return score(outputs, fresh(batch.targets), batch.samples, self.options.loss, ADVICE)[:2]
 
     def batches(self, generator: torch.Generator) -> Iterator[tuple[int, Labelled, float]]:
         """(step, batch, point of the line) for every step."""

@@ -22,6 +22,20 @@ Note = Callable[[Site, nn.Module, Tensor], None]  # told of every tensor that is
 NOT_RUN = {"DataParallel", "DistributedDataParallel", "OptimizedModule"}
 
 
+def wrapped_by(model: nn.Module) -> tuple[nn.Module, str]:
+    """The network inside wrappers that need not run, and what the names of its tensors begin with outside.
+
+    >>> inner, prefix = wrapped_by(nn.DataParallel(nn.ReLU()))
+    >>> type(inner).__name__, prefix
+    ('ReLU', 'module.')
+    """
+    prefix = ""
+    while type(model).__name__ in NOT_RUN:
+        child = WRAPPERS[type(model).__name__]
+        model, prefix = getattr(model, child), f"{prefix}{child}."
+    return model, prefix
+
+
 # -- one forward -------------------------------------------------------------------------------------------------------
 
 
@@ -157,8 +171,7 @@ def record(
 
     A place found by pattern whose module is called more than once becomes one place per call.
     """
-    while type(model).__name__ in NOT_RUN:
-        model = getattr(model, WRAPPERS[type(model).__name__])
+    model, _ = wrapped_by(model)
     if any(isinstance(tensor, nn.UninitializedParameter) for tensor in model.parameters()):
         raise InputError(
             "The model has lazy modules without weights yet. Run it once; capturing never changes a model."
