@@ -15,7 +15,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import intertwine as it
-from intertwine.errors import CaptureError, MismatchError
+from intertwine.connect.evaluation import _fitting
+from intertwine.connect.interpolation import path_between
+from intertwine.connect.repair import repair
+from intertwine.connect.statistics import reset_statistics
+from intertwine.errors import CaptureError, InputError, MismatchError
+from intertwine.features.capture import capture
+from intertwine.features.labelled import labelled
+from intertwine.inspect.rotation_penalty import rotation_penalty
 
 
 def rows(width: int = 3) -> Tensor:
@@ -346,3 +353,54 @@ def test_function_transform_inside_a_forward() -> None:
 
     with pytest.raises(CaptureError, match=r"no plain tensor op \(a function transform such as torch.vmap"):
         it.symmetry(Mapped(), torch.randn(2, 3))
+
+
+# -- scripted modules --------------------------------------------------------------------------------------------------
+
+IMAGES = torch.randn(4, 1, 6, 6)
+DATA = [(IMAGES, torch.tensor([0, 1, 0, 1]))]
+#: What watches modules, or changes them one by one.
+WATCHERS: dict[str, Callable[[Any], Any]] = {
+    "barrier": lambda m: it.barrier(m, m, DATA, points=3, reset_statistics=DATA),
+    "barrier with scales": lambda m: it.barrier(m, m, DATA, points=3, scales=True),
+    "merge, reset": lambda m: it.merge([m, m], data=DATA, method="none", repair="reset"),
+    "merge, repair": lambda m: it.merge([m, m], data=DATA, method="none", repair="repair"),
+    "merge, scales": lambda m: it.merge([m, m], IMAGES, method="none", repair="scales"),
+    "repair": lambda m: repair(m, m, 0.5, DATA),
+    "reset_statistics": lambda m: reset_statistics(m, DATA),
+    "dissect": lambda m: it.dissect(m, "2", IMAGES, torch.zeros(4, 2, 6, 6).bool()),
+    "guided_backprop": lambda m: it.guided_backprop(m, "2", 0, IMAGES),
+    "rotation_penalty": lambda m: rotation_penalty(m, "2", DATA, DATA),
+    "connectivity": lambda m: it.connectivity(m, m, DATA),
+    "diagnose": lambda m: it.diagnose(m, m, DATA),
+    "features": lambda m: it.features(m, DATA),
+    "capture": lambda m: list(capture(m, DATA)),
+    "compare": lambda m: it.compare(m, m, DATA),
+    "stitch": lambda m: it.stitch(m, m, at="2", data=DATA),
+}
+
+
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2)).eval()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("verb", WATCHERS)
+@pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, IMAGES)], ids=["script", "trace"])
+def test_scripted_networks_are_refused_by_what_watches_modules(make: Callable[[Any], Any], verb: str) -> None:
+    with pytest.raises(InputError, match=r"is a scripted or traced module .* Pass the module it was made from"):
+        WATCHERS[verb](make(normed()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_networks_run_where_nothing_watches() -> None:
+    torch.manual_seed(0)
+    pair = normed(), normed()
+    scripted = [torch.jit.script(model) for model in pair]
+    assert it.barrier(scripted[0], scripted[1], DATA, points=3).loss == it.barrier(*pair, DATA, points=3).loss
+    assert _fitting(path_between(scripted[0], scripted[1], [0.5]), next(labelled(DATA, pair[0])), 1.0) == 1
+    beside = nn.Sequential(scripted[0], nn.Linear(2, 2))
+    (found,) = capture(beside, DATA, "1")
+    assert torch.equal(found["1"], beside(IMAGES).detach())
+    with pytest.raises(InputError, match=r"'0' is a scripted or traced module"):
+        list(capture(beside, DATA, "0"))

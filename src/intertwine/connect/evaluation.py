@@ -134,7 +134,8 @@ def _group_size(path: Path, batch: Labelled, memory: float | int) -> int:
 def _fitting(path: Path, batch: Labelled, memory: float | int) -> int:
     """How many points fit into the memory at once."""
     weights = sum(_bytes(tensor) for tensor in path.first.values())
-    if weights * 2 > memory * GIB:
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in path.scratch.modules())  # runs as it is
+    if scripted or weights * 2 > memory * GIB:
         return 1
     with _widest(path.scratch) as widest:
         args, kwargs = batch.call

@@ -22,6 +22,7 @@ from intertwine.connect.statistics import batch_norms, reset_statistics
 from intertwine.errors import InputError, did_you_mean
 from intertwine.features.batches import calls, placed
 from intertwine.features.scoring import Loss
+from intertwine.graph.capture import refuse_scripted
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 
@@ -152,6 +153,8 @@ def _check_ways(model: nn.Module, count: int, method: str, repair: str | None, d
         raise InputError("The data is read several times, but a generator can be read once. Pass a list or DataLoader.")
     if repair in ("reset", "repair") and data is None:
         raise InputError(f"repair={repair!r} measures on data, and none was given. Pass data=, or repair='scales'.")
+    if repair is not None:
+        refuse_scripted(model)
     has_norms = bool(batch_norms(model))
     if repair == "reset" and not has_norms:
         raise InputError("repair='reset' needs BatchNorm, and the network has none. Use 'repair' or 'scales'.")

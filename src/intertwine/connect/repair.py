@@ -21,6 +21,7 @@ from intertwine.errors import InputError, did_you_mean
 from intertwine.features.batches import check_readable_again
 from intertwine.features.capture import evaluating
 from intertwine.features.labelled import labelled
+from intertwine.graph.capture import refuse_scripted
 
 Layer = nn.Linear | _ConvNd
 Target = tuple[Tensor, Tensor]  # mean and standard deviation of every unit
@@ -55,6 +56,7 @@ def repair(a: nn.Module, b: nn.Module, t: float | int, data: Any, layers: Sequen
     """
     if not 0 <= t <= 1:
         raise InputError(f"t must lie between 0 (the first network) and 1 (the second); found {t}.")
+    refuse_scripted(a)
     if batch_norms(a):
         if layers is not None:
             raise InputError(

@@ -33,6 +33,7 @@ from intertwine.connect.interpolation import Path
 from intertwine.connect.statistics import batch_norms
 from intertwine.errors import InputError
 from intertwine.features.capture import evaluating
+from intertwine.graph.capture import refuse_scripted
 from intertwine.graph.program import Call, Program, Ref
 from intertwine.shapes import Float
 from intertwine.symmetry.symmetry import Symmetry
@@ -72,6 +73,7 @@ def correct_scales(
         >>> torch.allclose(size(correct_scales([a, b])), (size(a) + size(b)) / 2)
         True
     """
+    refuse_scripted(models[0])
     for other in models[1:]:
         check_same(models[0], other)
     shares = list(weights) if weights is not None else [1 / len(models)] * len(models)

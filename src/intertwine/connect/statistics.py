@@ -17,6 +17,7 @@ from intertwine.errors import InputError
 from intertwine.features.capture import evaluating
 from intertwine.features.fingerprint import Fingerprint, Hasher
 from intertwine.features.labelled import labelled
+from intertwine.graph.capture import refuse_scripted
 
 
 @dataclass
@@ -72,6 +73,7 @@ def reset_statistics(model: nn.Module, data: Any) -> nn.Module:
 
 def reset_along(path: Path, data: Any) -> tuple[Path, Fingerprint]:
     """The same path, every point with its own statistics; and the fingerprint of the data. The data is read once."""
+    refuse_scripted(path.scratch)
     norms = batch_norms(path.scratch)
     if not norms:
         raise InputError(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from intertwine.errors import InputError
 from intertwine.features.batches import Call, calls, fresh, kind_of, placed
 from intertwine.features.places import WRAPPERS, Site, modules_of, sites
+from intertwine.graph.capture import refuse_scripted
 
 Note = Callable[[Site, nn.Module, Tensor], None]  # told of every tensor that is kept, in the order of the forward
 
@@ -79,6 +80,8 @@ class Recorder:
         table = modules_of(model)
         with ExitStack() as stack:
             for site in places:
+                if isinstance(table[site.path], torch.jit.ScriptModule):
+                    refuse_scripted(table[site.path], site.path)
                 self.counts[site] = 0
                 stack.callback(self._attach(table[site.path], site).remove)
             yield

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from intertwine.features.capture import pick
 from intertwine.features.places import Site
 from intertwine.features.policy import USUAL, layout_of
+from intertwine.graph.capture import refuse_scripted
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Layouts:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
+        refuse_scripted(model)
         handles = [module.register_forward_hook(self._see) for module in model.modules()]
         try:
             yield

@@ -106,12 +106,8 @@ def check_model(model: nn.Module) -> None:
             f"Asked for the symmetry of a {type(model).__name__}, but a torch.nn.Module is needed. "
             "Pass the model object itself; load a checkpoint into its module first (model.load_state_dict)."
         )
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise InputError(
-                f"{name or 'The model'!r} is a scripted or traced module ({type(module).__name__}), which cannot be "
-                "read op by op. Pass the module it was made from, with its weights loaded."
-            )
+    refuse_scripted(model)
+    for _, module in model.named_modules():
         if type(module).__module__.startswith(
             ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
         ):
@@ -133,6 +129,21 @@ def check_model(model: nn.Module) -> None:
                 f"Parameter {name!r} is {kind} ({parameter.dtype}); only real floating-point parameters are "
                 f"supported. "
                 "Store complex weights as two real tensors, and integer tables as buffers."
+            )
+
+
+def refuse_scripted(model: nn.Module, path: str = "") -> None:
+    """Refuse scripted and traced modules inside a network, or inside the part of it at `path`.
+
+    They run as one piece: no hook is called inside, their layers are of no known class, and no op of them can be read.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            full = ".".join(filter(None, (path, name)))
+            which = repr(full) if full else "The model"
+            raise InputError(
+                f"{which} is a scripted or traced module ({type(module).__name__}), which cannot be "
+                "read op by op or watched while it runs. Pass the module it was made from, with its weights loaded."
             )
 
 

@@ -15,6 +15,7 @@ from intertwine.features.batches import fresh
 from intertwine.features.labelled import Labelled, labelled
 from intertwine.features.places import sites
 from intertwine.features.scoring import classes_second, score
+from intertwine.graph.capture import refuse_scripted
 from intertwine.graph.copies import copied
 from intertwine.shapes import Float
 from intertwine.stitch.frozen import frozen, unwrapped
@@ -50,6 +51,7 @@ class Halves:
     """
 
     def __init__(self, model: nn.Module, at: str, example: Labelled) -> None:
+        refuse_scripted(model)
         self.model = unwrapped(model)
         self.rest = copied(self.model)
         self._begun = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
