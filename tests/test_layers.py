@@ -13,7 +13,7 @@ PACKAGE = "intertwine"
 
 # From the ground up. Rooms of one floor may use each other as long as no circle of rooms arises.
 FLOORS = (
-    {"errors", "files", "frames", "lazy_names", "shapes", "version"},
+    {"errors", "files", "frames", "lazy_names", "reals", "shapes", "version"},
     {"graph"},
     {"checkpoint", "symmetry"},
     {"canonical", "features"},

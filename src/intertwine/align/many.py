@@ -12,7 +12,7 @@ in which they are given makes no difference, down to the last bit.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +91,7 @@ class CommonFrame:
 
 
 def align_many(
-    models: Sequence[nn.Module],
+    models: Iterable[nn.Module],
     *example_args: Any,
     method: str = "weights",
     data: Any = None,
@@ -129,7 +129,7 @@ def align_many(
         >>> frame.before > 1, frame.after
         (True, 0.0)
     """
-    check_list(models, "align_many")
+    models = check_list(models, "align_many")
     if len(models) < 2:
         raise InputError(f"Two networks or more are needed to align them with each other; found {len(models)}.")
     if isinstance(data, Iterator):
@@ -154,13 +154,14 @@ def align_many(
     )  # fmt: skip
 
 
-def check_list(models: Sequence[nn.Module], function: str) -> None:
-    """Refuse one network where a list of networks belongs: a Sequential would pass for the list of its layers."""
+def check_list(models: Iterable[nn.Module], function: str) -> list[nn.Module]:
+    """The networks as a list. One network is refused there: a Sequential would pass for the list of its layers."""
     if isinstance(models, nn.Module):
         raise InputError(
             f"A list of networks was expected, and one {type(models).__name__} was given. Put them into a list: "
             f"{function}([a, b], x)."
         )
+    return list(models)
 
 
 def spread(symmetry: Symmetry, models: Sequence[nn.Module], buffers: bool = False) -> float:

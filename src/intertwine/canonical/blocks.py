@@ -127,8 +127,8 @@ def check_finite(name: str, tensor: Tensor, moved: bool) -> None:
     if nan or (moved and not bool(tensor.isfinite().all())):
         what = "NaN" if nan else "infinite values"
         raise InputError(
-            f"{name!r} holds {what}, which have no order and no length, so this network has no canonical form. "
-            "Repair or retrain the checkpoint first."
+            f"{name!r} holds {what}, which have no order and no length, so the units of this network can be "
+            "neither sorted nor compared. Repair or retrain the checkpoint first."
         )
 
 

@@ -14,10 +14,13 @@ from intertwine.canonical.gauge import ScaleGauge
 from intertwine.canonical.nodesort import NodeSort, printed_permutations
 from intertwine.canonical.ordering import Ordering
 from intertwine.errors import InputError
+from intertwine.reals import real
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
+#: p of the NodeSort orders, where none is given.
+BASE = 1.1
 ORDERS = ("lexicographic", "nodesort", "nodesort-printed")
 
 
@@ -48,7 +51,7 @@ def canonicalize(
     model: nn.Module,
     *example_args: Any,
     order: str = "lexicographic",
-    base: float = 1.1,
+    base: float | int | None = None,
     symmetry: Symmetry | None = None,
     **example_kwargs: Any,
 ) -> Canonical:
@@ -63,7 +66,7 @@ def canonicalize(
         order: how units are sorted. "lexicographic": by their weights, entry by entry, signs before values.
             "nodesort": by the inner product of their outgoing weights with powers of `base`, sequentially from the
             output. "nodesort-printed": as in the thesis that proposed it, which is canonical for one hidden layer only.
-        base: p of the NodeSort orders.
+        base: p of the NodeSort orders, 1.1 where it is not given; the lexicographic order has none.
         symmetry: the symmetry of the model where it is already known (it does not depend on the weights).
 
     Returns:
@@ -87,10 +90,10 @@ def canonicalize(
 
 
 def canonical_element(
-    symmetry: Symmetry, weights: Mapping[str, Tensor], order: str = "lexicographic", base: float = 1.1
+    symmetry: Symmetry, weights: Mapping[str, Tensor], order: str = "lexicographic", base: float | int | None = None
 ) -> tuple[Element, tuple[str, ...]]:
     """The element that takes weights to their canonical form, and what there is to doubt about it."""
-    _check(symmetry, order, base)
+    base = _checked(symmetry, order, base)
     if order == "nodesort-printed":
         doubt = "as printed, NodeSort depends on the order of the units it sorts wherever two hidden layers meet"
         return _element(symmetry, {}, printed_permutations(pieces(symmetry, weights), base), {}), (doubt,)
@@ -157,14 +160,20 @@ def _same(x: Tensor, y: Tensor, scaled: bool) -> bool:
     return torch.allclose(x, y, rtol=noise, atol=0.0)
 
 
-def _check(symmetry: Symmetry, order: str, base: float) -> None:
+def _checked(symmetry: Symmetry, order: str, base: float | int | None) -> float:
+    """The base, where all that was asked for can be had."""
     if order not in ORDERS:
         raise InputError(f"There is no order {order!r}. Choose one of {', '.join(map(repr, ORDERS))}.")
-    if order != "lexicographic" and not base > 1:
-        raise InputError(f"NodeSort needs a base above 1, {base} was given. The thesis's example uses 10; try 1.1.")
+    if order == "lexicographic" and base is not None:
+        raise InputError(
+            f"base={base!r} was given, but the lexicographic order has none. Pass order='nodesort', or leave it out."
+        )
+    if base is not None and not (real(base) or 0.0) > 1:
+        raise InputError(f"NodeSort needs a base above 1, {base!r} was given. The thesis's example uses 10; try 1.1.")
     matrices = [s.name for s in symmetry.strands if s.matrix]
     if matrices:
         raise InputError(
             f"The symmetry lets whole matrices act on {matrices[0]!r}; canonical forms know permutations, scales and "
             "signs. Pass the symmetry without continuous=True."
         )
+    return BASE if base is None else float(base)

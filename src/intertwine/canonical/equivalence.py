@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from intertwine.canonical.blocks import moved, weights_of
 from intertwine.canonical.form import Form, make_form
 from intertwine.canonical.matching import match
-from intertwine.errors import MismatchError
+from intertwine.errors import InputError, MismatchError
+from intertwine.reals import real
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
@@ -25,7 +26,7 @@ def equivalent(
     a: nn.Module,
     b: nn.Module,
     *example_args: Any,
-    tol: float = 1e-6,
+    tol: float | int = 1e-6,
     symmetry: Symmetry | None = None,
     **example_kwargs: Any,
 ) -> Element | None:
@@ -54,6 +55,8 @@ def equivalent(
         >>> (found @ g).distance(sym.identity()) < 1e-5
         True
     """
+    if real(tol) is None or tol < 0:
+        raise InputError(f"tol={tol!r} was asked for. It is a relative difference, 0 or more, such as 1e-6.")
     found = symmetry
     if found is None:
         found = find_symmetry(a, *example_args, **example_kwargs)
@@ -114,12 +117,27 @@ def check_same_architecture(found: Symmetry, a: nn.Module, b: nn.Module, other: 
     left, right = (s._discovery.graph.program.calls for s in (found, other))
     for x, y in zip(left, right, strict=False):
         if x.op != y.op:
+            check_same_mode(a, b)
             raise MismatchError(
                 f"The two networks hold the same weights but compute different things: at {x.place} the first calls "
                 f"{x.op}, the second {y.op}. Compare two networks of one architecture."
             )
     if found.signature != other.signature or len(left) != len(right):
+        check_same_mode(a, b)
         raise MismatchError(
             "The two networks hold the same weights but have different symmetries, so they are of different "
             "architectures. Compare intertwine.symmetry(a, …) with intertwine.symmetry(b, …)."
         )
+
+
+def check_same_mode(a: nn.Module, b: nn.Module) -> None:
+    """Refuse two networks one of which is in training mode where the other is in evaluation mode."""
+    modes = dict(b.named_modules())
+    for name, module in a.named_modules():
+        if name in modes and module.training != modes[name].training:
+            which = "first" if module.training else "second"
+            what = f"{name!r} of the {which} network" if name else f"The {which} network"
+            raise MismatchError(
+                f"{what} is in training mode and the other is not, so they compute different things. Call "
+                "eval() on both first."
+            )

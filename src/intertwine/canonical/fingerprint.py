@@ -15,7 +15,7 @@ from intertwine.symmetry.symmetry import symmetry as find_symmetry
 def fingerprint(
     model: nn.Module,
     *example_args: Any,
-    precision: float = 3e-3,
+    precision: float | int = 3e-3,
     symmetry: Symmetry | None = None,
     **example_kwargs: Any,
 ) -> str:

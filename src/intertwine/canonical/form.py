@@ -14,6 +14,8 @@ from torch import Tensor
 from intertwine.canonical.blocks import moved
 from intertwine.canonical.canonicalize import canonical_element
 from intertwine.canonical.ranks import sign_bytes
+from intertwine.errors import InputError
+from intertwine.reals import real
 from intertwine.shapes import Float
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
@@ -43,8 +45,13 @@ class Form:
         tensors = [t for t in self.tensors.values() if t.is_floating_point()]
         return torch.tensor([_length(t) for t in tensors], dtype=torch.float64)
 
-    def fingerprint(self, precision: float = 3e-3) -> str:
+    def fingerprint(self, precision: float | int = 3e-3) -> str:
         """See `intertwine.fingerprint`."""
+        if not real(precision) or precision < 0:
+            raise InputError(
+                f"A fingerprint was asked for to a precision of {precision!r}. It is a step that two sums are rounded "
+                "to: a finite number above 0, such as 3e-3, the default."
+            )
         digest = hashlib.sha256(f"{self.symmetry.signature} {precision}".encode())
         total = torch.zeros(2, dtype=torch.float64)
         for i, name in enumerate(sorted(self.tensors)):

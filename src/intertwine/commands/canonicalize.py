@@ -85,7 +85,7 @@ def _refuse(held: Certificate, as_json: bool) -> None:
 
 def _canonicalize(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
     order = options.order or LEXICOGRAPHIC
-    canon = canonicalize(loaded.model, order=order, base=options.base or BASE, symmetry=found)
+    canon = canonicalize(loaded.model, order=order, base=options.base, symmetry=found)
     weights = weights_of(found, loaded.model)
     lexicographic = order == LEXICOGRAPHIC  # the order of fingerprints
     form = Form(found, weights, canon.element, canon.doubts) if lexicographic else make_form(found, weights)

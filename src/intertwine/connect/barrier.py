@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from intertwine.features.fingerprint import Fingerprint
 from intertwine.features.pictures import new_figure
 from intertwine.features.scoring import Loss
 from intertwine.frames import frame
+from intertwine.reals import real
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,8 +180,10 @@ def barrier(
         >>> found.loss_barrier < 0  # the loss is convex in the weights of one linear layer
         True
     """
-    if isinstance(points, bool) or points < 3:
-        raise InputError(f"points must be at least 3: both ends and something between; found {points}.")
+    if isinstance(points, bool) or not isinstance(points, Integral) or points < 3:
+        raise InputError(f"points must be at least 3: both ends and something between; found {points!r}.")
+    if real(memory) is None or memory < 0:
+        raise InputError(f"memory={memory!r} was given. It is in GiB, 0 or more; at 0 points run one after another.")
     path = path_between(a, b, torch.linspace(0, 1, points, dtype=torch.float64).tolist())
     lines, reset_data = {"plain": path}, None
     if scales:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from intertwine.features.batches import check_readable_again
 from intertwine.features.fingerprint import Fingerprint
 from intertwine.features.pictures import new_figure
 from intertwine.frames import frame
+from intertwine.reals import real
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,7 +119,7 @@ def connectivity(
     a: nn.Module,
     b: nn.Module,
     data: Any,
-    alphas: Sequence[float | int] = (0.25, 0.5, 0.75),
+    alphas: SupportsFloat | Iterable[SupportsFloat] = (0.25, 0.5, 0.75),
     layers: str | Iterable[str] | None = None,
     *,
     reset_statistics: Any = None,
@@ -132,7 +133,7 @@ def connectivity(
     Args:
         a, b: two networks of one architecture; neither is changed. They run in evaluation mode.
         data: batches of (inputs, targets), read once; memory holds the features of one batch. Padding counts.
-        alphas: the weights of a in the mix; `interpolate(a, b, t)` has t = 1 − α.
+        alphas: the weights of a in the mix, or one of them; `interpolate(a, b, t)` has t = 1 − α.
         layers: module paths and patterns as `intertwine.features` reads them. None: every layer that holds weights and
             every elementwise activation.
         reset_statistics: batches on which BatchNorm statistics are estimated again, for both ends and every mix.
@@ -165,12 +166,13 @@ def connectivity(
     return Connectivity(weights, meters.results(), walk.hasher.fingerprint, reset_data, walk.skipped)
 
 
-def _checked(alphas: Sequence[float | int]) -> tuple[float, ...]:
-    weights = tuple(float(alpha) for alpha in alphas)
-    if not weights or not all(0 < alpha < 1 for alpha in weights) or len(set(weights)) < len(weights):
+def _checked(alphas: Any) -> tuple[float, ...]:
+    given = [alphas] if real(alphas) is not None or not isinstance(alphas, Iterable) else list(alphas)
+    weights = tuple(number for number in map(real, given) if number is not None and 0 < number < 1)
+    if not weights or len(weights) < len(given) or len(set(weights)) < len(weights):
         raise InputError(
             "alphas are the weights of the first network in the mix, each once and strictly between 0 and 1; found "
-            f"{list(alphas)}."
+            f"{given}."
         )
     return weights
 

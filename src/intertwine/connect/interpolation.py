@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
-from numbers import Real
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,10 @@ from intertwine.align.mean import WIDER
 from intertwine.connect.agreement import check_same, names_by_tensor, tensors_of
 from intertwine.errors import InputError
 from intertwine.graph.copies import copied
+from intertwine.reals import real
 
 
-def interpolate(a: nn.Module, b: nn.Module, t: float | int) -> nn.Module:
+def interpolate(a: nn.Module, b: nn.Module, t: SupportsFloat) -> nn.Module:
     """A new network with the weights (1 − t)·a + t·b.
 
     Parameters and buffers that are real or complex numbers are mixed, running statistics of BatchNorm included: the
@@ -36,9 +36,10 @@ def interpolate(a: nn.Module, b: nn.Module, t: float | int) -> nn.Module:
         >>> torch.allclose(middle.weight, (a.weight + b.weight) / 2)
         True
     """
-    if not isinstance(t, Real) or not isfinite(t):
+    point = real(t)
+    if point is None:
         raise InputError(f"t must be a finite number: 0 is the first network, 1 the second; found {t!r}.")
-    return path_between(a, b, [t]).network(0)
+    return path_between(a, b, [point]).network(0)
 
 
 @dataclass(frozen=True, eq=False)

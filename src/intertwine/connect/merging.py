@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -32,7 +32,7 @@ PLAIN = ("none", "sorted")
 
 
 def merge(
-    models: Sequence[nn.Module],
+    models: Iterable[nn.Module],
     *example_args: Any,
     data: Any = None,
     method: str = "weights",
@@ -78,7 +78,7 @@ def merge(
         >>> torch.equal(merged.model(x), model(x)) or torch.equal(merged.model(x), sym.act(sym.random(1), model)(x))
         True
     """
-    check_list(models, "merge")
+    models = check_list(models, "merge")
     shares = _shares(len(models), weights, t)
     for other in models[1:]:
         check_same(models[0], other)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intertwine.errors import InputError, did_you_mean
+from intertwine.reals import real
 
 #: The choices of every option that is a word; the first is the default.
 CHOICES = {
@@ -59,16 +60,18 @@ class Options:
             value = getattr(self, name)
             check_word(name, value, known)
         for where, beta in self.beta.items() if isinstance(self.beta, Mapping) else [("", self.beta)]:
-            if not 0 < beta < 1:
+            if not 0 < (real(beta) or 0.0) < 1:
                 of = f" for {where!r}" if where else ""
                 raise InputError(
-                    f"beta={beta} was asked for{of}. It is a share of a distance, above 0 and below 1: "
+                    f"beta={beta!r} was asked for{of}. It is a share of a distance, above 0 and below 1: "
                     "near 0 only features that are almost the same are merged, near 1 many that are not. Try 0.1."
                 )
-        if self.max_ratio is not None and not 0 < self.max_ratio <= 1:
+        if not isinstance(self.bias, bool):
+            raise InputError(f"bias={self.bias!r} was asked for. True counts biases as part of rows, False does not.")
+        if self.max_ratio is not None and not 0 < (real(self.max_ratio) or 0.0) <= 1:
             raise InputError(
-                f"max_ratio={self.max_ratio} was asked for. It is the largest share of a layer's features that may be "
-                "merged away: above 0, at most 1; None for no limit."
+                f"max_ratio={self.max_ratio!r} was asked for. It is the largest share of a layer's features that may "
+                "be merged away: above 0, at most 1; None for no limit."
             )
 
     def beta_of(self, wire: str) -> float | None:

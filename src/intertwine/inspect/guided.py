@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +86,13 @@ def _count(count: int, what: str) -> str:
 
 
 def guided_backprop(
-    model: nn.Module, at: str, units: int | Sequence[int], images: Tensor, *, layout: str | None = None, batch: int = 64
+    model: nn.Module,
+    at: str,
+    units: SupportsIndex | Iterable[SupportsIndex],
+    images: Tensor,
+    *,
+    layout: str | None = None,
+    batch: int = 64,
 ) -> GuidedMaps:
     """Gradients of features with respect to images, where every ReLU on the way passes back positive gradients only.
 
@@ -113,12 +120,13 @@ def guided_backprop(
         ((5, 1, 8, 8), ('1: relu',))
     """
     check_images(images)
+    check_batch(batch)
     site, shape = read_place(model, at, images, layout)  # paths are those of what was given, wrappers and all
     model = unwrapped(model)
     chosen = check_units(units, shape.features, at)
     parts: list[tuple[Tensor, Tensor]] = []
     guiding = Guiding()
-    for some in images.split(max(1, batch)):
+    for some in images.split(batch):
         guiding = Guiding()  # every part passes the same activations
         parts.append(_maps(model, site, shape.layout, chosen, some, guiding))
     return GuidedMaps(
@@ -217,9 +225,21 @@ def check_images(images: Any) -> None:
     )
 
 
-def check_units(units: int | Iterable[int], features: int, at: str) -> tuple[int, ...]:
+def check_batch(batch: int) -> None:
+    """Refuse a number of images that cannot pass at once."""
+    if batch < 1:
+        raise InputError(f"batch={batch} images were to pass at once. Give 1 or more, or leave it out for the default.")
+
+
+def check_units(units: SupportsIndex | Iterable[SupportsIndex], features: int, at: str) -> tuple[int, ...]:
     """The numbers of the features asked for, each once."""
-    chosen = (units,) if isinstance(units, int) else tuple(int(unit) for unit in units)
+    several = isinstance(units, Iterable) and getattr(units, "ndim", 1) > 0
+    try:
+        chosen = tuple(index(unit) for unit in cast("Iterable[SupportsIndex]", units if several else (units,)))
+    except TypeError as error:
+        raise InputError(
+            f"units={units!r} was asked for at {at!r}. Give the number of one feature, or a list of numbers."
+        ) from error
     wrong = [unit for unit in chosen if not 0 <= unit < features]
     if not chosen or wrong or len(set(chosen)) < len(chosen):
         what = f"the features {wrong} were" if wrong else f"units={list(chosen)} was"

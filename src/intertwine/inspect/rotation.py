@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isfinite, pi
-from numbers import Integral, Real
-from typing import Any
+from math import pi
+from numbers import Integral
+from typing import Any, SupportsFloat
 
 import numpy as np
 import scipy.linalg
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from intertwine.errors import InputError
+from intertwine.reals import real
 from intertwine.shapes import Float, Int
 
 
@@ -36,7 +37,7 @@ class Planes:
     vectors: Float[Tensor, "n n"]
     angles: Float[Tensor, " planes"]
 
-    def power(self, alpha: float | int) -> Float[Tensor, "n n"]:
+    def power(self, alpha: SupportsFloat) -> Float[Tensor, "n n"]:
         """The rotation by `alpha` times every angle: I at 0 and the matrix itself at 1, both without rounding.
 
         >>> turn = planes(torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64))
@@ -44,15 +45,16 @@ class Planes:
         tensor([[ 0.7071, -0.7071],
                 [ 0.7071,  0.7071]], dtype=torch.float64)
         """
-        if not isinstance(alpha, Real) or not isfinite(alpha):
+        times = real(alpha)
+        if times is None:
             raise InputError(f"The power alpha={alpha!r} of a rotation was asked for; give a finite number.")
-        if alpha == 0:
+        if times == 0:
             return torch.eye(len(self.matrix), dtype=self.matrix.dtype, device=self.matrix.device)
-        if alpha == 1:
+        if times == 1:
             return self.matrix.clone()
         count = 2 * len(self.angles)
         first, second = self.vectors[:, 0:count:2], self.vectors[:, 1:count:2]
-        cos, sin = torch.cos(alpha * self.angles), torch.sin(alpha * self.angles)
+        cos, sin = torch.cos(times * self.angles), torch.sin(times * self.angles)
         turned = self.vectors.clone()
         turned[:, 0:count:2] = first * cos + second * sin
         turned[:, 1:count:2] = second * cos - first * sin
@@ -60,7 +62,7 @@ class Planes:
 
 
 def rotation(
-    n: int, alpha: float | int | Sequence[float | int], seed: int, dtype: torch.dtype = torch.float64
+    n: int, alpha: SupportsFloat | Iterable[SupportsFloat], seed: int, dtype: torch.dtype = torch.float64
 ) -> Float[Tensor, "... n n"]:
     """Q^α for a rotation Q that is drawn uniformly (by the Haar measure) from SO(n).
 
@@ -79,12 +81,15 @@ def rotation(
     """
     if not isinstance(n, Integral) or n < 1:
         raise InputError(f"A rotation of {n!r} features was asked for; give n = 1 or more.")
-    powers = list(alpha) if isinstance(alpha, Iterable) and not isinstance(alpha, str) else [alpha]
+    if not dtype.is_floating_point:
+        raise InputError(f"A rotation was asked for in {dtype}, which holds no fractions; give a floating-point dtype.")
+    one = isinstance(alpha, str) or not isinstance(alpha, Iterable) or getattr(alpha, "ndim", 1) == 0
+    powers: list[Any] = [alpha] if one else list(alpha)
     if not powers:
         raise InputError("Powers of a rotation were asked for, but alpha is empty; give at least one number.")
     turn = planes(haar(n, seed))
     found = [turn.power(a).to(dtype) for a in powers]
-    return found[0] if isinstance(alpha, Real) else torch.stack(found)
+    return found[0] if one else torch.stack(found)
 
 
 def haar(n: int, seed: int) -> Float[Tensor, "n n"]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from intertwine.errors import InputError, MismatchError
 from intertwine.features.capture import record
 from intertwine.features.policy import arrange
 from intertwine.inspect.grids import draw_images, scaled_image
-from intertwine.inspect.guided import check_images, check_units, read_place
+from intertwine.inspect.guided import check_batch, check_images, check_units, read_place
 from intertwine.shapes import Float, Int
 from intertwine.stitch.frozen import unwrapped
 
@@ -57,7 +57,7 @@ def top_images(
     model: nn.Module,
     at: str,
     images: Tensor,
-    units: int | Sequence[int],
+    units: SupportsIndex | Iterable[SupportsIndex],
     count: int = 8,
     *,
     rotation: Tensor | None = None,
@@ -84,6 +84,7 @@ def top_images(
         torch.Size([2, 5])
     """
     check_images(images)
+    check_batch(batch)
     if count < 1:
         raise InputError(f"The {count} best images were asked for. Ask for at least one.")
     site, shape = read_place(model, at, images, layout)  # paths are those of what was given, wrappers and all
@@ -95,7 +96,7 @@ def top_images(
             f"matrix {shape.features} × {shape.features}."
         )
     found = []
-    for some in images.split(max(1, batch)):
+    for some in images.split(batch):
         tensor = record(model, ((some.clone(),), {}), [site])[0][site]
         features = arrange(tensor, "structured", shape.layout)
         rows = features[:, list(chosen)] if rotation is None else rotation.to(features)[list(chosen)] @ features
