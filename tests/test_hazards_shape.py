@@ -6,7 +6,20 @@ from math import factorial, log
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Net, certified, edited, element, gap, parameter, permutation, prove, reasons, same_weights
+from networks import (
+    Net,
+    certified,
+    edited,
+    element,
+    gap,
+    parameter,
+    permutation,
+    place,
+    prove,
+    reasons,
+    same_weights,
+    wire_at,
+)
 from torch import Tensor, nn
 
 import intertwine as it
@@ -114,6 +127,24 @@ def test_unbind_a_stack_of_weights() -> None:
     net = Net(forward, weights=parameter(2, 4, 4), biases=parameter(2, 4), stem=nn.Linear(4, 5), head=nn.Linear(5, 2))
     sym = certified(it.symmetry(net, rows(4)), net, rows(4))
     assert "S_5 ⋉ (R*)^5" in [str(w.group) for w in sym.wires]
+
+
+#: How one of several pieces of 12 units is taken → the piece, of 4 units.
+PIECES: dict[str, Callable[[Tensor], Tensor]] = {
+    "chunk": lambda h: h.chunk(3, -1)[1],
+    "split": lambda h: h.split([4, 4, 4], -1)[1],
+    "unbind": lambda h: h.unflatten(-1, (3, 4)).unbind(-2)[1],
+    "all chunks but the last": lambda h: torch.cat(h.chunk(3, -1)[:-1], -1)[..., 4:],
+}
+
+
+@pytest.mark.parametrize("how", PIECES)
+def test_pieces_that_nobody_reads(how: str) -> None:
+    net = Net(lambda m, x: m.head(PIECES[how](m.fc(x)).relu()), fc=nn.Linear(3, 12), head=nn.Linear(4, 2))
+    sym = certified(it.symmetry(net, rows()), net, rows())
+    wire = wire_at(sym, "head.weight[1]")
+    assert str(wire.group) == "S_4 ⋉ (R₊)^4"
+    assert {place(slot) for slot in wire.slots} == {"fc.weight[0 +4]", "fc.bias[0 +4]", "head.weight[1]"}
 
 
 # -- putting together --------------------------------------------------------------------------------------------------

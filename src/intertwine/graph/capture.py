@@ -13,7 +13,7 @@ import operator
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, cast
 
@@ -55,7 +55,7 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
         for spec in exported.graph_signature.output_specs
         if spec.kind == OutputKind.USER_OUTPUT and getattr(spec.arg, "name", None) in names
     )
-    program = Program(sources, tuple(calls), outputs, model.training, tied_names(model))
+    program = Program(sources, _without_idle_pieces(calls, outputs), outputs, model.training, tied_names(model))
     _refuse_what_is_no_op(program)
     _refuse_randomness(program)
     return program
@@ -324,6 +324,13 @@ def _inline(
                 names[node.name] = prefix + node.name
                 calls.append(_call(node, prefix + node.name, names))
     return result
+
+
+def _without_idle_pieces(calls: Iterable[Call], outputs: Iterable[Ref]) -> tuple[Call, ...]:
+    """The calls but for those that take a result of an op (a piece of a split) which nothing goes on to read."""
+    calls = tuple(calls)
+    read = {name for call in calls for name in call.reads} | {out.name for out in outputs}
+    return tuple(call for call in calls if call.target is not operator.getitem or call.name in read)
 
 
 def _call(node: torch.fx.Node, name: str, names: dict[str, str]) -> Call:
