@@ -23,6 +23,7 @@ from networks import (
 from torch import Tensor, nn
 
 import intertwine as it
+from intertwine.graph.tape import Tape
 
 
 def rows(width: int = 3) -> Tensor:
@@ -145,6 +146,30 @@ def test_pieces_that_nobody_reads(how: str) -> None:
     wire = wire_at(sym, "head.weight[1]")
     assert str(wire.group) == "S_4 ⋉ (R₊)^4"
     assert {place(slot) for slot in wire.slots} == {"fc.weight[0 +4]", "fc.bias[0 +4]", "head.weight[1]"}
+
+
+@pytest.mark.parametrize(("start", "length"), [(-1, 1), (-4, 2), (-6, 3), (0, 6), (5, 1), (-6, 6)])
+def test_narrow_counts_from_the_end(start: int, length: int) -> None:
+    """As a slice of the same entries does."""
+    inside = slice(start % 6, start % 6 + length)
+    x, parts = rows(), {"fc": nn.Linear(3, 6), "head": nn.Linear(6, 2)}
+
+    def net(take: Callable[[Tensor], Tensor]) -> Net:
+        def forward(m: Net, x: Tensor) -> Tensor:
+            h = m.fc(x).tanh()
+            return m.head(h) * take(h).square().sum(-1, keepdim=True)
+
+        return Net(forward, **parts)
+
+    narrowed, sliced = net(lambda h: h.narrow(-1, start, length)), net(lambda h: h[..., inside])
+    wires = [str(wire) for wire in certified(it.symmetry(sliced, x), sliced, x).wires]
+    assert [str(wire) for wire in certified(it.symmetry(narrowed, x), narrowed, x).wires] == wires
+
+
+def test_a_rule_that_narrows_too_far_is_told() -> None:
+    tape = Tape()
+    with pytest.raises(ValueError, match="entries 4 … 7 of an axis of 6"):
+        tape.narrow(tape.fixed((2, 6)), 1, 4, 3)
 
 
 # -- putting together --------------------------------------------------------------------------------------------------

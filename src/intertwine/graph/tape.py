@@ -197,6 +197,8 @@ class Tape:
 
     def narrow(self, x: Value, dim: int, start: int, length: int) -> Value:
         """The slice `start … start + length` of one axis, read through lazy views where that keeps blocks apart."""
+        if start < 0 or start + length > x.shape[dim]:
+            raise ValueError(f"entries {start} … {start + length} of an axis of {x.shape[dim]} in {self.here}")
         if x.shape[dim] == length:
             return x
         pulled = self._narrow_view(x, dim, start, length) if x.lazy else None

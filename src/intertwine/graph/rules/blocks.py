@@ -60,7 +60,7 @@ def _pick(t: Tape, x: Value, dim: int, index: int) -> Value:
 
 @rule("aten.narrow")
 def narrow(t: Tape, x: Value, dim: int, start: int, length: int) -> Value:
-    return t.narrow(x, dim % x.ndim, start % (x.shape[dim] + 1), length)
+    return t.narrow(x, dim % x.ndim, start + x.shape[dim] if start < 0 else start, length)
 
 
 @rule("aten.slice.Tensor", "aten.slice_copy.Tensor")
