@@ -19,6 +19,7 @@ from networks import Net, certified, gap, parameter, same_weights
 from torch import Tensor, nn
 
 import intertwine as it
+from intertwine.errors import MismatchError
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 
@@ -430,6 +431,92 @@ def test_a_state_dict_with_tied_weights_moves_under_every_name() -> None:
     moved = copy.deepcopy(net)
     moved.load_state_dict(sym.act_on_state(sym.random(seed=0), net.state_dict()))
     assert torch.allclose(net(ids), moved(ids), atol=1e-5)
+
+
+def language_model(tied: bool) -> Net:
+    """The head is the embedding, or has its shape."""
+
+    def forward(m: Net, i: Tensor) -> Tensor:
+        return (m.up(m.emb(i)).relu() + m.emb(i)) @ m.head.weight.T
+
+    net = Net(forward, emb=nn.Embedding(7, 5), up=nn.Linear(5, 5), head=nn.Linear(5, 7, bias=False))
+    if tied:
+        net.head.weight = net.emb.weight
+    return net.double()
+
+
+def test_a_symmetry_of_tied_weights_moves_an_untied_twin() -> None:
+    ids = torch.arange(7)[None]
+    sym, twin = it.symmetry(language_model(tied=True), ids), language_model(tied=False)
+    g = sym.random(seed=0)
+    moved = sym.act(g, twin)
+    assert sym.wires
+    assert gap(twin, moved, ids) < 1e-12
+    state = sym.act_on_state(g, twin.state_dict())
+    assert all(torch.equal(state[name], tensor) for name, tensor in moved.state_dict().items())
+    assert sym.certify(twin, ids).ok
+    assert sym.coverage(twin) == 1.0
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    twin(ids).square().sum().backward()
+    optimizer.step()
+    moments = sym.act_on_optimizer(g, optimizer, twin)["state"]
+    assert not torch.equal(moments[3]["momentum_buffer"], optimizer.state[twin.head.weight]["momentum_buffer"])
+
+
+def gated(tied: bool) -> Net:
+    """One bias in front of a ReLU and of a tanh, or two: two take another group each."""
+    net = Net(
+        lambda m, x: m.out(m.a(x).relu()) + m.end(m.b(x).tanh()),
+        a=nn.Linear(3, 6), b=nn.Linear(3, 6), out=nn.Linear(6, 2), end=nn.Linear(6, 2),
+    )  # fmt: skip
+    if tied:
+        net.b.bias = net.a.bias
+    return net.double()
+
+
+def test_what_is_moved_in_two_ways_cannot_be_one_tensor() -> None:
+    sym, net, x = it.symmetry(gated(tied=False), torch.zeros(1, 3).double()), gated(tied=True), torch.zeros(1, 3)
+    g = sym.random(seed=0)
+    asked = "moves 'a.bias' and 'b.bias' differently, and the given {} holds one tensor"
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for refused in (
+        lambda: sym.act(g, net),
+        lambda: sym.certify(net, x),
+        lambda: sym.coverage(net),
+        lambda: sym.act_on_optimizer(g, optimizer, net),
+    ):
+        with pytest.raises(MismatchError, match=asked.format("model")):
+            refused()
+    with pytest.raises(MismatchError, match=asked.format("state dict")):
+        sym.act_on_state(g, net.state_dict())
+    apart = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    assert sym.act_on_state(g, apart).keys() == apart.keys()
+
+
+def test_what_is_moved_in_one_way_may_be_one_tensor() -> None:
+    x = torch.randn(4, 3).double()
+    parts = {"a": nn.Linear(3, 6), "b": nn.Linear(3, 6), "out": nn.Linear(6, 2)}
+    net = Net(lambda m, x: m.out(m.a(x).relu() + m.b(x)), **parts).double()
+    sym = it.symmetry(net, x)
+    net.b.bias = net.a.bias
+    assert gap(net, sym.act(sym.random(seed=0), net), x) < 1e-12
+
+
+def test_buffers_that_are_shared_stay_alike_when_a_cast_parts_them() -> None:
+    """`Module.double` gives each of two names of one buffer memory of its own."""
+    first, second = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+    first.running_mean, first.running_var = torch.randn(6), torch.rand(6) + 0.5
+    second.running_mean, second.running_var = first.running_mean, first.running_var
+    net = Net(
+        lambda m, x: m.head(m.first(m.stem(x)).relu() + m.second(m.stem(x)).tanh()),
+        stem=nn.Linear(3, 6), first=first, second=second, head=nn.Linear(6, 2),
+    ).eval()  # fmt: skip
+    x = torch.randn(4, 3)
+    sym = it.symmetry(net, x)
+    wide = copy.deepcopy(net).double()
+    assert wide.first.running_var is not wide.second.running_var
+    assert gap(wide, sym.act(sym.random(seed=0), wide), x.double()) < 1e-12
+    assert sym.certify(net, x).ok
 
 
 def test_doing_nothing_changes_no_bit_of_a_running_variance() -> None:

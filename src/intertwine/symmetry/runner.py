@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from intertwine.graph.capture import tied_names
 from intertwine.graph.program import Program, Ref
 from intertwine.symmetry.exact import to_float64
 
@@ -49,8 +48,6 @@ class ProgramRunner:
 
     def __init__(self, program: Program, model: nn.Module, inputs: Any, exact: bool = True) -> None:
         tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
-        tied = tied_names(model)
-        first = {tied[name]: t for name, t in tensors.items()}
         ready: Callable[[Any], Any] = to_float64 if exact else _copied
         given = iter([v for v in tree_leaves(ready(inputs)) if isinstance(v, Tensor)])
         written = program.written_sources()
@@ -59,7 +56,7 @@ class ProgramRunner:
         self.values: dict[str, Any] = {}
         for source in program.sources:
             if source.target is not None:
-                tensor = first[source.target].detach()
+                tensor = tensors[source.target].detach()
                 self.values[source.name] = tensor.clone() if source.name in written else tensor
             elif source.kind == "input":
                 self.values[source.name] = next(given)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.errors import InputError, MismatchError
-from intertwine.graph.capture import capture, empty_caches, tied_names
+from intertwine.graph.capture import capture, empty_caches
 from intertwine.graph.copies import copied
 from intertwine.graph.graph import build_graph
 from intertwine.graph.program import Program
@@ -20,6 +20,7 @@ from intertwine.symmetry.certificate import TOLERANCE, Certificate
 from intertwine.symmetry.discover import Discovery, discover
 from intertwine.symmetry.element import Element, Strand, identity_move, random_move
 from intertwine.symmetry.layout import Layout, Leaf, Plus, Still, Times, Tree, act, leaves
+from intertwine.symmetry.ties import check_ties, names_in_model, names_in_state
 from intertwine.symmetry.wire import Frozen, Wire
 
 #: Spread of random log-scales: near 1, so that float64 certificates stay far below 1e-9.
@@ -91,6 +92,10 @@ class Symmetry:
         """Parameter or buffer name → what each of its axes is made of; tied tensors appear under their first name."""
         return self._discovery.parameters
 
+    def layout_of(self, name: str) -> Layout | None:
+        """How a parameter or buffer moves, by any of the names it has in the captured model; None if nothing does."""
+        return self._discovery.parameters.get(self._discovery.graph.program.tied.get(name, name))
+
     @property
     def log_order(self) -> float:
         """ln of the number of permutations."""
@@ -114,11 +119,10 @@ class Symmetry:
     def coverage(self, model: nn.Module) -> float:
         """Fraction of the model's parameters that at least one wire moves."""
         self._check_model(model)
-        tied = tied_names(model)
         moved = total = 0.0
         for name, parameter in model.named_parameters():
             total += parameter.numel()
-            layout = self._discovery.parameters.get(tied[name])
+            layout = self.layout_of(name)
             if layout is not None:
                 still = 1.0
                 for axis in layout.axes:
@@ -147,10 +151,9 @@ class Symmetry:
         self._check_element(g)
         self._check_model(model)
         moved = self.folded(model) if self._discovery.diagonals else copied(model)
-        tied = tied_names(moved)
         with torch.no_grad():
             for name, tensor in [*moved.named_parameters(), *moved.named_buffers()]:
-                layout = self._discovery.parameters.get(tied[name])
+                layout = self.layout_of(name)
                 if layout is not None:
                     tensor.copy_(act(layout, tensor, g))
         empty_caches(moved)
@@ -175,8 +178,8 @@ class Symmetry:
     def act_on_state(self, g: Element, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same on a state dict: a new dict, entries that no wire touches shared with the old one."""
         self._check_element(g)
-        tied = self._discovery.graph.program.tied
-        layouts = {name: self.layouts.get(tied.get(name, name)) for name in state}
+        check_ties(names_in_state(state), self.layout_of, "the given state dict")
+        layouts = {name: self.layout_of(name) for name in state}
         return {name: t if (layout := layouts[name]) is None else act(layout, t, g) for name, t in state.items()}
 
     def act_on_features(self, g: Element, name: str, x: Tensor) -> Tensor:
@@ -235,6 +238,7 @@ class Symmetry:
         training goes on exactly as it would have; scales change what an adaptive optimizer does next.
         """
         self._check_element(g)
+        self._check_model(model)
         parameters = dict(model.named_parameters())
         unfolded = [n for n in self._discovery.diagonals if not bool((parameters[n] == 1).all())]
         if unfolded:
@@ -251,7 +255,7 @@ class Symmetry:
                 "The optimizer holds parameters that are not the model's. Pass the model the optimizer was made for."
             )
         for index, name in enumerate(order):
-            layout = self._discovery.parameters.get(tied_names(model)[str(name)])
+            layout = self.layout_of(str(name))
             for key, value in state["state"].get(index, {}).items():
                 if layout is not None and isinstance(value, Tensor) and value.ndim and value.shape == layout.shape:
                     state["state"][index][key] = _moved_moment(key, value, layout, g)
@@ -316,6 +320,7 @@ class Symmetry:
                     f"This symmetry is of an architecture in which {name!r} has shape {layout.shape}; in the "
                     f"given model it {found}. Call intertwine.symmetry on this model."
                 )
+        check_ties(names_in_model(model), self.layout_of, "the given model")
 
     def to_dict(self) -> dict[str, Any]:
         return {

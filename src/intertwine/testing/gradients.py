@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from intertwine.graph.capture import tied_names
 from intertwine.graph.copies import copied
 from intertwine.symmetry.certify import relative_error
 from intertwine.symmetry.element import Element
@@ -53,13 +52,12 @@ def _check_pairing(subject: Subject, g: Element, ledger: Ledger) -> None:
 
 
 def _check_gradient(subject: Subject, g: Element, here: nn.Module, there: nn.Module, ledger: Ledger) -> None:
-    tied = tied_names(here)
     own, moved = _gradients(here), _gradients(there)
     noise = CANCELLED * max(map(largest, own.values()), default=0.0)
     for name, gradient in own.items():
         if name in subject.symmetry._discovery.diagonals:
             continue
-        layout = subject.symmetry.layouts.get(tied[name])
+        layout = subject.symmetry.layout_of(name)
         expected = gradient if layout is None else act(layout, gradient, g, -1)
         ledger.note("gradient", relative_error(expected, moved[name], noise), name, subject.wires(name))
 

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from intertwine.graph.capture import tied_names
 from intertwine.graph.copies import copied
 from intertwine.symmetry.certify import relative_error
 from intertwine.symmetry.element import Element
@@ -42,7 +41,7 @@ class Subject:
 
     def layout(self, name: str) -> Layout | None:
         """How a parameter or buffer moves; None if nothing moves it."""
-        return self.symmetry.layouts.get(tied_names(self.model)[name])
+        return self.symmetry.layout_of(name)
 
     def wires(self, name: str) -> tuple[str, ...]:
         """The wires that act on a parameter or buffer."""
