@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Net, gap, parameter, reasons
+from networks import Net, gap, parameter, prove, reasons
 from torch import Tensor, nn
 
 import intertwine as it
@@ -91,6 +91,73 @@ def test_a_piece_that_nobody_reads_keeps_the_others_in_their_places() -> None:
     sym = it.symmetry(net, torch.randn(2, 4))
     assert SOME in reasons(sym, "fused")
     assert not sym.wires
+
+
+LEFT = "left out by the slice"
+
+#: Scores of pairs of tokens that a layer makes of one token, cut to the length of the input → the forward.
+SCORES: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "as they are": lambda m, x: m.scores(m.enter(x).relu())[..., : x.shape[1]].softmax(-1) @ x,
+    "in heads": lambda m, x: (
+        m.scores(m.enter(x).relu()).unflatten(-1, (10, 2))[:, :, : x.shape[1]].softmax(-2).mT @ x.unsqueeze(1)
+    ),
+    "after a softmax": lambda m, x: m.scores(m.enter(x).relu()).softmax(-1)[..., : x.shape[1]] @ x,
+    "in two pieces": lambda m, x: (
+        m.scores(m.enter(x).relu()).split([x.shape[1], m.width - x.shape[1]], -1)[0].softmax(-1) @ x
+    ),
+    "counted from the end": lambda m, x: m.scores(m.enter(x).relu())[..., -x.shape[1] :].softmax(-1) @ x,
+}
+
+
+@pytest.mark.parametrize("what", SCORES)
+def test_units_beyond_the_length_of_the_example_stay_as_they_are(what: str) -> None:
+    net = Net(SCORES[what], enter=nn.Linear(4, 8), scores=nn.Linear(8, 20 if what == "in heads" else 10)).double()
+    net.width = 10
+    x = torch.randn(2, 5, 4).double()
+    sym = it.symmetry(net, x)
+    assert LEFT in reasons(sym, "scores.weight")
+    assert [str(w.group) for w in sym.wires if w.size == 8] == ["S_8 ⋉ (R₊)^8"]  # the layer before keeps all it had
+    twin = sym.act(sym.random(seed=0), net)
+    for length in (3, 5, 9):
+        assert gap(net, twin, torch.randn(2, length, 4).double()) < 1e-12
+    assert sym.certify(net, x).ok
+
+
+def test_what_is_read_of_a_layer_cut_in_pieces_may_move() -> None:
+    net = Net(lambda m, x: m.leave(m.enter(x).chunk(4, -1)[1].relu()), enter=nn.Linear(4, 12), leave=nn.Linear(3, 2))
+    sym = prove(net, torch.randn(2, 4), wires=["S_3 ⋉ (R₊)^3 on enter.weight[0 +3], enter.bias[0 +3], leave.weight[1]"])
+    assert LEFT in reasons(sym, "enter.weight")
+
+
+def test_a_slice_beside_other_readers_freezes_nothing() -> None:
+    net = Net(
+        lambda m, x: m.leave(m.enter(x).relu()) * m.enter(x).relu()[..., :3].sum(-1, keepdim=True),
+        enter=nn.Linear(4, 8), leave=nn.Linear(8, 2),
+    )  # fmt: skip
+    sym = prove(
+        net,
+        torch.randn(2, 4),
+        wires=[
+            "S_3 on enter.weight[0], enter.bias[0], leave.weight[1]",
+            "S_5 ⋉ (R₊)^5 on enter.weight[0 +3], enter.bias[0 +3], leave.weight[1 +3]",
+        ],
+    )
+    assert not any(LEFT in reason for _, reason in sym.frozen)
+
+
+def test_registers_that_are_dropped_in_the_end_keep_their_wire() -> None:
+    """Their order does not matter to the tokens that look at them, though nothing reads what they themselves become."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        h = torch.cat([m.registers.expand(len(x), -1, -1), m.enter(x)], 1)
+        h = h + F.scaled_dot_product_attention(h, h, h)
+        return m.leave(h[:, 3:])
+
+    net = Net(forward, **body(registers=parameter(1, 3, 8)))
+    sym = it.symmetry(net, torch.randn(2, 5, 4))
+    assert any(wire.size == 3 and wire.group.permutes for wire in sym.wires)
+    assert not any(LEFT in reason for _, reason in sym.frozen)
+    assert sym.certify(net, torch.randn(2, 5, 4)).ok
 
 
 class WithContext(nn.Module):

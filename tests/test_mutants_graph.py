@@ -26,13 +26,12 @@ def test_uneven_reflection_keeps_the_channels() -> None:
 
 
 def test_cropped_channels_are_a_wire_of_their_own() -> None:
-    """The first two of eight channels are cut off, a channel of zeros is laid behind the others."""
+    """The first two of eight channels are cut off and stay as they are; one of zeros is laid behind the others."""
     net = Net(
         lambda m, x: m.head(F.pad(m.stem(x).relu(), (0, 0, 0, 0, -2, 1))),
         stem=nn.Conv2d(3, 8, 1), head=nn.Conv2d(7, 2, 1),
     )  # fmt: skip
     wires = [
-        "S_2 ⋉ (R₊)^2 on stem.weight[0], stem.bias[0]",  # nothing reads the two
         "S_6 ⋉ (R₊)^6 on stem.weight[0 +2], stem.bias[0 +2], head.weight[1]",
         "(R*)^1 on head.weight[1 +6]",  # zeros are read at any scale
     ]

@@ -69,10 +69,11 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
 
 def _results_read(program: Program) -> dict[str, set[int]]:
     """Name of a call → which of its results some other call or the caller reads."""
-    names = frozenset(ref.name for ref in program.outputs).union(*(call.reads for call in program.calls))
+    others = (call.reads for call in program.calls if call.target is not operator.getitem)
+    names = frozenset(ref.name for ref in program.outputs).union(*others)
     read = {call.name: {0} if call.name in names else set[int]() for call in program.calls}
     for call in program.calls:
-        if call.target is operator.getitem and call.name in names:
+        if call.target is operator.getitem:  # capture keeps those alone that something reads
             read[call.args[0].name].add(call.args[1])
     return read
 

@@ -85,9 +85,10 @@ class Reshaped:
 
 @dataclass(frozen=True)
 class Cut:
-    """A slice along one axis of a tensor that is made of weights alone."""
+    """A slice along one axis of a tensor, which may be made of weights alone."""
 
     call: Call
     source: Value
     result: Value
     dim: int
+    of_weights: bool

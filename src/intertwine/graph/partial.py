@@ -1,17 +1,21 @@
-"""Slices of weights that leave a part unread, and weights that are not read at all.
+"""Slices that leave a part unread, and weights that are not read at all.
 
 What a forward reads of a table of positions, a mask or a stored state often depends on the sizes of its inputs
 (`position[:, : x.shape[1]]`), and a captured program has seen one size. At another size the part left out is read, and
-together with the part read here; so an axis of which only a part is read keeps its order and its scales.
+together with the part read here; so an axis of weights of which only a part is read keeps its order and its scales.
+What is computed from the input (`scores[..., : x.shape[1]]`) is sliced like that too, but more often a hidden layer is
+cut in pieces of fixed sizes: there the part that nothing reads stays as it is, and the part that is read may move.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Set
+from math import prod
+from typing import NamedTuple
 
 from intertwine.graph import axes as ax
-from intertwine.graph.axes import Atom
+from intertwine.graph.axes import Atom, Axis, Product, Sum
 from intertwine.graph.meeting import Cut, Reshaped
 from intertwine.graph.program import Call, Program
 from intertwine.graph.tape import Tape
@@ -35,42 +39,84 @@ def fed_by_inputs(program: Program) -> frozenset[str]:
 
 
 def freeze_partly_read(tape: Tape, program: Program) -> None:
-    """Nothing acts along an axis of weights of which some part is cut off and read nowhere."""
+    """What nothing reads because a slice leaves it out stays as it is; weights do so with all of the sliced axis."""
     if not tape.cuts:
         return
-    readers = _readers(tape)
-    for cut in [cut for cut in tape.cuts if _leaves_a_part(cut, readers, program)]:
-        why = f"only a part of it is read with inputs of these sizes (slice at {cut.call.place})"
-        tape.boundary_along(cut.source, cut.dim, why)
-
-
-#: The name of a call that reads something, and the last tensor of the meeting, which tells slices of one call apart.
-Reader = tuple[str, Value]
-
-
-def _readers(tape: Tape) -> dict[Atom, list[Reader]]:
-    """Atom → who reads it. Looking at a tensor in another shape or order is no reading."""
-    readers: dict[Atom, list[Reader]] = defaultdict(list)
-    for meeting in tape.meetings:
-        if isinstance(meeting, Reshaped) or meeting.operands[-1].value.view is not None:
+    found = _Readers(tape, program)
+    for cut, left in [(cut, left) for cut in tape.cuts if (left := found.unread(cut))]:
+        if cut.of_weights:
+            why = f"only a part of it is read with inputs of these sizes (slice at {cut.call.place})"
+            tape.boundary_along(cut.source, cut.dim, why)
             continue
-        reader = meeting.call.name if meeting.call else "", meeting.operands[-1].value
-        for operand in meeting.operands:
-            for w in operand.windows:
-                for atom in ax.atoms(ax.part(operand.value.axes[w.axis], w.start, w.size)):
-                    readers[atom].append(reader)
-    return readers
+        for atom in left:
+            ax.freeze(atom, f"nothing reads it with inputs of these sizes (left out by the slice at {cut.call.place})")
+        for start, length in list(_stretches(cut.source.axes[cut.dim], left)):
+            tape.unscale(tape.narrow(cut.source, cut.dim, start, length), cut.dim)
 
 
-def _leaves_a_part(cut: Cut, readers: Mapping[Atom, list[Reader]], program: Program) -> bool:
-    """Whether a cut leaves something out that no op reads but those which lead to the cut."""
-    whole, kept = (set(ax.atoms(v.axes[cut.dim])) for v in (cut.source, cut.result))
-    if not (left := whole - kept):
-        return False
-    before = _upstream(program, cut.call)
-    return not all(
-        any(name not in before and last is not cut.result for name, last in readers.get(atom, ())) for atom in left
-    )
+class _Reader(NamedTuple):
+    """The call that reads something, and the last tensor of the meeting, which tells slices of one call apart."""
+
+    call: str
+    result: Value
+    sums: bool  # whether what is read is added up there: other parts of the result come to depend on it
+
+
+class _Readers:
+    """Who reads which atoms. Looking at a tensor in another shape or order is no reading."""
+
+    def __init__(self, tape: Tape, program: Program) -> None:
+        self.program = program
+        self.position = {call.name: i for i, call in enumerate(program.calls)}
+        self.of: dict[Atom, list[_Reader]] = defaultdict(list)
+        for meeting in tape.meetings:
+            if isinstance(meeting, Reshaped) or meeting.operands[-1].value.view is not None:
+                continue
+            name, result = meeting.call.name if meeting.call else "", meeting.operands[-1]
+            kept = {w.label for w in result.windows}
+            for operand in meeting.operands:
+                for w in operand.windows:
+                    reader = _Reader(name, result.value, w.label not in kept)
+                    for atom in ax.atoms(ax.part(operand.value.axes[w.axis], w.start, w.size)):
+                        self.of[atom].append(reader)
+
+    def unread(self, cut: Cut) -> set[Atom]:
+        """What a cut leaves out, if some of it is read by no op but those which lead to the cut.
+
+        Of a tensor that depends on the input only those parts are meant; what is added up on the way to the cut (the
+        keys of an attention) is read there.
+        """
+        whole, kept = (set(ax.atoms(v.axes[cut.dim])) for v in (cut.source, cut.result))
+        return {atom for atom in whole - kept if not self._is_read(atom, cut)}
+
+    def _is_read(self, atom: Atom, cut: Cut) -> bool:
+        at = self.position[cut.call.name]
+        earlier = []
+        for reader in self.of.get(atom, ()):
+            if reader.result is cut.result:
+                continue
+            if (reader.sums and not cut.of_weights) or self.position.get(reader.call, at) >= at:
+                return True
+            earlier.append(reader.call)
+        return bool(earlier) and not _upstream(self.program, cut.call).issuperset(earlier)
+
+
+def _stretches(axis: Axis, atoms: Set[Atom], offset: int = 0) -> Iterator[tuple[int, int]]:
+    """Where on an axis some atoms stand, as (start, length)."""
+    axis = ax.resolve(axis)
+    if isinstance(axis, Sum):
+        for term in axis.terms:
+            yield from _stretches(term, atoms, offset)
+            offset += term.size
+    elif isinstance(axis, Product):
+        if any(factor in atoms for factor in axis.factors if isinstance(factor, Atom)):
+            yield offset, axis.size
+            return
+        inner = prod(factor.size for factor in axis.factors[1:])
+        for start, length in _stretches(axis.factors[0], atoms):
+            yield offset + start * inner, length * inner
+    elif isinstance(axis, Atom) and axis in atoms:
+        yield offset, axis.size
 
 
 def _upstream(program: Program, call: Call) -> set[str]:

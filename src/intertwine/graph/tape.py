@@ -51,7 +51,7 @@ class Tape:
     call: Call | None = None
     unread: frozenset[int] = frozenset()  # results of the current op that nothing reads
     of_weights: bool = False  # whether the current op looks at nothing but weights
-    cuts: list[Cut] = field(default_factory=list)  # slices of what is made of weights alone
+    cuts: list[Cut] = field(default_factory=list)  # slices, of weights and of what is computed
 
     # -- what a rule may ask ---------------------------------------------------------------------------------------
 
@@ -208,15 +208,15 @@ class Tape:
         parts = list(x.axes)
         parts[dim] = ax.block(parts[dim], start, length, f"sliced inside a larger unit ({self.here})")
         if isinstance(ax.resolve(parts[dim]), Fixed):
-            self._unscale(x, dim)
+            self.unscale(x, dim)
         result = self.value(shape, parts, x.floating)
         labels = self.labels(x)
         windows = [Window(d, labels[d], start if d == dim else 0, shape[d]) for d in range(x.ndim)]
         full = [Window(d, labels[d], 0, shape[d]) for d in range(x.ndim)]
         operands = (Operand(x, tuple(windows)), Operand(result, tuple(full)))
         self.meetings.append(Meeting(self.call, operands, dict.fromkeys(labels, _SAME)))
-        if self.of_weights and self.call is not None:
-            self.cuts.append(Cut(self.call, x, result, dim))
+        if self.call is not None:
+            self.cuts.append(Cut(self.call, x, result, dim, self.of_weights))
         return result
 
     def concat(self, xs: Sequence[Value], dim: int) -> Value:
@@ -261,9 +261,10 @@ class Tape:
     def boundary_along(self, x: Value, dim: int, why: str) -> None:
         """Nothing may act on this tensor along one of its axes."""
         self.freeze(x, [dim], why)
-        self._unscale(x, dim)
+        self.unscale(x, dim)
 
-    def _unscale(self, x: Value, dim: int) -> None:
+    def unscale(self, x: Value, dim: int) -> None:
+        """No scale and no sign may act on this tensor along one of its axes."""
         self._meet([(x, [None if d == dim else ("lead", d) for d in range(x.ndim)])], {}, 1)
 
     def _rounds(self, operands: Sequence[tuple[Value, Sequence[Label | None]]]) -> bool:
