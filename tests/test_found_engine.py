@@ -109,6 +109,39 @@ def test_a_result_written_into_a_part_of_another_tensor() -> None:
     held(Net(forward, w=parameter(4, 6), o=LINEAR(8, 2)).requires_grad_(False), torch.randn(ROWS))
 
 
+def _scored(m: Any, x: Tensor) -> Tensor:
+    """Statistics of this batch are written down, and read at once by another norm."""
+    h = F.batch_norm(m.a(x), m.mean, m.var, training=True, momentum=0.3)
+    return m.o(_norm(h.relu(), m.mean, m.var).relu())
+
+
+#: Writes to buffers of which no op in place tells → the network.
+WRITES: dict[str, Callable[[], nn.Module]] = {
+    "old spectral norm": lambda: nn.utils.spectral_norm(nn.Linear(4, 6)),
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 6)),
+    "out=": lambda: buffered(
+        Net(lambda m, x: torch.add(m.past, m.a(x).tanh().detach(), out=m.past) * 1.5, a=LINEAR(4, 6)),
+        past=torch.zeros(3, 6),
+    ),
+    "a norm in training mode": lambda: buffered(
+        Net(_scored, **mlp()).eval(), mean=torch.randn(6), var=torch.rand(6) + 0.5
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated")
+@pytest.mark.parametrize("what", WRITES)
+def test_a_certificate_starts_every_forward_with_the_same_buffers(what: str) -> None:
+    net, x = WRITES[what](), torch.randn(ROWS)
+    before = copy.deepcopy(net.state_dict())
+    sym = it.symmetry(net, x)
+    assert sym._discovery.graph.program.written_sources()
+    certificate = sym.certify(net, x)
+    assert certificate.ok
+    assert not certificate.broken
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
 # -- running variances -------------------------------------------------------------------------------------------------
 
 

@@ -59,6 +59,13 @@ class Call:
         return frozenset(_names([given.get(a.name) for a in schema.arguments[1:] if a.is_write]))
 
     @property
+    def updated(self) -> frozenset[str]:
+        """Names of the running statistics that a norm in training mode writes, of which its schema says nothing."""
+        if not self.op.startswith(("aten.batch_norm.", "aten.instance_norm.")) or self.args[5] is not True:
+            return frozenset()
+        return frozenset(_names(self.args[3:5]))
+
+    @property
     def gives_list(self) -> bool:
         """Whether its result is a list of tensors, be it of one."""
         schema = getattr(self.target, "_schema", None)
@@ -103,7 +110,7 @@ class Program:
         return frozenset(s.target for s in self.sources if s.target is not None and s.name in names)
 
     def written_sources(self) -> frozenset[str]:
-        """Names of the sources that some call writes to in place, directly or through a view."""
+        """Names of sources that some call writes to: in place, as its `out=` or on the side, or through a view."""
         home = {source.name: source.name for source in self.sources}
         written = set()
         for call in self.calls:
@@ -112,6 +119,7 @@ class Program:
                 home[call.name] = home[first.name]
                 if call.inplace:
                     written.add(home[first.name])
+            written |= {home[name] for name in call.also_written | call.updated if name in home}
         return frozenset(written)
 
 

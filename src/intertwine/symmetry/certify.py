@@ -48,8 +48,7 @@ def certify(
     inputs = to_float64((args, dict(kwargs)))
     broken: list[Broken] = []
     local: dict[str, float] = {}
-    writes = bool(symmetry._discovery.graph.program.written_sources())  # then a forward is run on a copy of its own
-    reference = _reference(copied(generic) if writes else generic, inputs)
+    reference = _reference(copied(generic), inputs)  # a copy of its own, which the forward may write to
     error = float("inf") if per_wire else _measure(symmetry, generic, inputs, reference, trials, seed)
     while error > tolerance and len(broken) < MOST_REPAIRS:
         local, culprit = _walk(symmetry, generic, inputs, symmetry.random(seed), tolerance * 1e3)
@@ -147,8 +146,7 @@ def _walk(
     program = discovery.graph.program
     names = [s.name for s in discovery.strands]
     errors: dict[str, float] = {w.name: 0.0 for w in symmetry.wires}
-    start = symmetry.folded(model) if discovery.diagonals else model
-    left, right = (ProgramRunner(program, m, inputs) for m in (start, symmetry.act(g, model)))
+    left, right = (ProgramRunner(program, m, inputs) for m in (symmetry.folded(model), symmetry.act(g, model)))
     reaches: dict[str, float] = {}  # the largest number met on the way to each tensor
     raw: set[str] = set()  # names of memory nothing was written to yet: there is nothing to compare
     with float64_forward():
