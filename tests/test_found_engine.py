@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 import intertwine as it
 from intertwine.errors import CaptureError, InputError
 from intertwine.graph.copies import copied
+from intertwine.symmetry.certify import relative_error
 from intertwine.symmetry.symmetry import Symmetry
 
 LINEAR, ROWS = nn.Linear, (3, 4)
@@ -415,6 +416,36 @@ def _running_mean(m: Any, x: Tensor) -> Tensor:
 def test_a_state_that_is_used_as_it_is_written_is_certified() -> None:
     net, x = buffered(Net(_running_mean, **mlp()), past=torch.zeros(6)), torch.randn(ROWS)
     assert it.symmetry(net, x).certify(net, x).ok
+
+
+#: A complex output → the forward of an mlp with six hidden units.
+COMPLEX: dict[str, Callable[..., Tensor]] = {
+    "two numbers read as one": lambda m, x: torch.view_as_complex(m.o(m.a(x).relu())),
+    "conjugates": lambda m, x: torch.view_as_complex(m.o(m.a(x).relu())).conj(),
+    "spectra": lambda m, x: torch.fft.rfft(m.o(m.a(x).relu())),
+}
+
+
+@pytest.mark.parametrize("what", COMPLEX)
+def test_complex_outputs_are_certified(what: str) -> None:
+    net, x = Net(COMPLEX[what], **mlp()), torch.randn(ROWS)
+    sym = it.symmetry(net, x)
+    assert groups(sym) == ["S_6 ⋉ (R₊)^6"]
+    certificate = sym.certify(net, x)
+    assert certificate.ok
+    assert not certificate.broken
+
+
+def test_complex_numbers_are_compared_in_both_parts() -> None:
+    a = torch.tensor([1 + 2j, 3 - 4j])
+    assert relative_error(a, a.clone()) == 0.0
+    assert relative_error(a.conj(), a) == 2.0
+    assert relative_error(a, a + 0.04j) == pytest.approx(0.01)
+    assert relative_error(a, torch.tensor([1 + 2j, complex(3, float("inf"))])) == float("inf")
+    net, x = Net(lambda m, x: torch.view_as_complex(m.o(m.a(x).relu())) / 0.0 * 0.0, **mlp()), torch.randn(ROWS)
+    sym = it.symmetry(net, x)
+    with pytest.raises(InputError, match="returns NaN"):
+        sym.certify(net, x)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")

@@ -77,7 +77,12 @@ def _run(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> li
 
 
 def relative_error(a: Tensor, b: Tensor, least: float = 1e-13) -> float:
-    """Largest difference, relative to the largest entry (or to `least`); infinities must agree exactly."""
+    """Largest difference, relative to the largest entry (or to `least`); infinities must agree exactly.
+
+    Complex numbers are compared in their real and imaginary parts.
+    """
+    if a.is_complex() and b.is_complex():
+        a, b = (torch.view_as_real(v.resolve_conj()) for v in (a, b))
     if not a.is_floating_point():
         return 0.0 if torch.equal(a, b) else 1.0
     finite = a.isfinite()
@@ -102,7 +107,7 @@ def _reference(model: nn.Module, inputs: Any) -> list[Tensor]:
             "Pass inputs of the shapes and types the symmetry was found with; floating-point inputs are "
             "converted to float64."
         ) from error
-    if any(bool(v.isnan().any()) for v in outputs if v.is_floating_point()):
+    if any(bool(v.isnan().any()) for v in outputs):
         raise InputError(
             "The model returns NaN on the example inputs, so nothing can be compared. Pass other example inputs."
         )
