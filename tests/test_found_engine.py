@@ -448,6 +448,55 @@ def test_complex_numbers_are_compared_in_both_parts() -> None:
         sym.certify(net, x)
 
 
+def _attribute(net: nn.Module, **held: Tensor) -> nn.Module:
+    """The network with tensors as plain attributes, which a cast of the module does not reach."""
+    vars(net).update(held)
+    return net
+
+
+#: What meets float64 in single precision → the network.
+SINGLE: dict[str, Callable[[], nn.Module]] = {
+    "a plain attribute": lambda: _attribute(
+        Net(lambda m, x: m.mix @ m.o(m.a(x).relu()), **mlp()), mix=torch.randn(3, 3)
+    ),
+    "a convolution with a plain kernel": lambda: _attribute(
+        Net(lambda m, x: F.conv1d(m.o(m.a(x).relu())[:, None], m.blur), **mlp()), blur=torch.randn(1, 1, 2)
+    ),
+    "a cast to complex": lambda: Net(
+        lambda m, x: m.o((torch.complex(m.a(x), m.b(x)) @ m.w.to(torch.complex64)).abs()),
+        **mlp(b=LINEAR(4, 6), w=parameter(6, 6)),
+    ),
+    "a complex attribute": lambda: _attribute(
+        Net(lambda m, x: torch.view_as_real(torch.fft.rfft(m.o(m.a(x).relu())) * m.turn), **mlp()),
+        turn=torch.randn(2, dtype=torch.complex64),
+    ),
+    "a complex buffer": lambda: buffered(
+        Net(lambda m, x: torch.view_as_real(torch.fft.rfft(m.o(m.a(x).relu())) * m.turn), **mlp()),
+        persistent=False,
+        turn=torch.randn(2, dtype=torch.complex64),
+    ),
+    "a plain state that is written": lambda: Net(_plain_state, **mlp()),
+}
+
+
+def _plain_state(m: Any, x: Tensor) -> Tensor:
+    """Single precision is written to in place: it stays what it is."""
+    past = torch.zeros(3, 6, dtype=torch.float32)
+    past.add_(m.a(x))
+    return m.o(past.relu())
+
+
+@pytest.mark.parametrize("what", SINGLE)
+def test_certificates_where_single_precision_meets_double(what: str) -> None:
+    net, x = SINGLE[what](), torch.randn(ROWS)
+    sym = it.symmetry(net, x)
+    assert any(wire.group.permutes for wire in sym.wires)
+    certificate = sym.certify(net, x)
+    assert certificate.ok, certificate
+    assert not certificate.broken
+    assert certificate.max_error < 1e-13
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_scripted_modules_are_refused_by_name() -> None:
     net = Net(lambda m, x: m.o(m.a(x)), a=torch.jit.script(LINEAR(4, 6)), o=LINEAR(6, 2))

@@ -9,25 +9,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from intertwine.graph.capture import empty_caches, quiet_forward
 from intertwine.graph.copies import copied
 
-_LOW = (torch.float16, torch.bfloat16, torch.float32)
+#: Types of lower precision → the type that takes their place.
+EXACT = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
 
 
 class _Float64(TorchDispatchMode):
-    """Casts and new tensors of lower precision become float64, so that `x.float()` inside a model loses nothing."""
+    """Casts and new tensors of lower precision become float64, so that `x.float()` inside a model loses nothing.
+
+    Tensors of lower precision that meet float64 are raised to it: a constant that a model holds as a plain attribute.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") in _LOW:
-            kwargs["dtype"] = torch.float64
+        if (exact := EXACT.get(kwargs.get("dtype"))) is not None:
+            kwargs["dtype"] = exact
             # a cast to what the tensor is already returns the tensor itself, and so it must here
-            if func is torch.ops.aten._to_copy.default and args[0].dtype == torch.float64 and len(kwargs) == 1:
+            if func is torch.ops.aten._to_copy.default and args[0].dtype == exact and len(kwargs) == 1:
                 return args[0]
+        met = {v.dtype for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor)}
+        if len(met) > 1 and not met.isdisjoint(EXACT.values()) and not met.isdisjoint(EXACT):
+            args, kwargs = _raised(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _raised(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an op in float64, but for those that it writes to."""
+    written = {a.name for a in func._schema.arguments if a.is_write}
+    names = [a.name for a in func._schema.arguments]
+    given = [v if name in written else _exact(v) for name, v in zip(names, args, strict=False)]
+    return given, {name: v if name in written else _exact(v) for name, v in kwargs.items()}
+
+
+def _exact(tree: Any) -> Any:
+    """Tensors of lower precision in float64, or in complex128."""
+    return tree_map(lambda v: v.to(EXACT.get(v.dtype, v.dtype)) if isinstance(v, Tensor) else v, tree)
 
 
 @contextmanager
@@ -43,13 +69,12 @@ def float64_forward() -> Iterator[None]:
 
 
 def to_float64(tree: Any) -> Any:
-    """Floating-point tensors of a nested structure in float64; everything else as it is. Tensors are copied."""
-    return tree_map(
-        lambda v: (
-            (v.detach().to(torch.float64) if v.is_floating_point() else v).clone() if isinstance(v, Tensor) else v
-        ),
-        tree,
-    )
+    """The tensors of a nested structure in float64, complex ones in complex128, copied; everything else as it is."""
+
+    def wide(v: Tensor) -> Tensor:
+        return v.to(torch.float64) if v.is_floating_point() else v.to(EXACT.get(v.dtype, v.dtype))
+
+    return tree_map(lambda v: wide(v.detach()).clone() if isinstance(v, Tensor) else v, tree)
 
 
 def generic_copy(model: nn.Module, seed: int) -> nn.Module:
@@ -58,7 +83,7 @@ def generic_copy(model: nn.Module, seed: int) -> nn.Module:
     Constant tensors (zero-initialised or all-ones parameters, fresh batch statistics, tiny layer scales) get random
     values around 1 or 0; everything else keeps its values.
     """
-    model = copied(model).to(torch.float64)
+    model = copied(model).double()  # complex buffers stay complex
     empty_caches(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

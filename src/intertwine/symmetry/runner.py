@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from intertwine.graph.program import Program, Ref
-from intertwine.symmetry.exact import to_float64
-
-_LOW = (torch.float16, torch.bfloat16, torch.float32)
+from intertwine.symmetry.exact import EXACT, to_float64
 
 
 def largest(x: Any) -> float:
@@ -81,10 +79,9 @@ class ProgramRunner:
         call = self.program.calls[position]
         fill: Callable[[Any], Any] = lambda v: values[v.name] if isinstance(v, Ref) else v  # noqa: E731
         args, kwargs = tree_map(fill, (list(call.args), dict(call.kwargs)), is_leaf=lambda v: isinstance(v, Ref))
-        if self.exact and kwargs.get("dtype") in _LOW:
-            kwargs["dtype"] = torch.float64
-        if self.exact and any(isinstance(v, torch.dtype) for v in args):
-            args = [torch.float64 if v in _LOW else v for v in args]
+        if self.exact:
+            args = [EXACT.get(v, v) if isinstance(v, torch.dtype) else v for v in args]
+            kwargs = {k: EXACT.get(v, v) if isinstance(v, torch.dtype) else v for k, v in kwargs.items()}
         return None if "_assert" in call.op else call.target(*args, **kwargs)
 
     def forget(self, position: int) -> None:
