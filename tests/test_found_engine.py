@@ -154,6 +154,9 @@ VARIANCES: dict[str, Callable[..., Tensor]] = {
     "a row of stacked ones": lambda m, x: m.o(_norm(m.a(x), m.mean[1], m.var[1]).relu()),
     "two eps": lambda m, x: m.o(_norm(m.a(x), m.mean[0], m.one).relu() + _norm(m.a(x), m.mean[0], m.one, 0.01).relu()),
     "squared": lambda m, x: m.o(_norm(m.a(x), m.mean[0], m.one**2).relu()),
+    "a weight of the norm as well": lambda m, x: m.o(
+        F.batch_norm(m.a(x), m.mean[0], m.one, weight=m.one, eps=0.1).relu()
+    ),
     "read as numbers too": lambda m, x: m.o(_norm(m.a(x), m.mean[0], m.one).relu()) + m.q(m.one),
 }
 

@@ -86,7 +86,7 @@ def _collect_variances(
     else:
         read, as_variance = [operand.value for operand in meeting.operands], meeting.variance
     for value in read:
-        if value.name in variances and value is not as_variance:
+        if value.name in variances and (value is not as_variance or sum(v is value for v in read) > 1):
             for o in (o for axis in places[value] for o in axis):
                 equations.zero(equations.at(value, o))
 
