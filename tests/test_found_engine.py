@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Net, parameter
+from networks import Net, parameter, reasons
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -335,6 +335,57 @@ def test_models_that_keep_a_tensor_of_their_last_forward(old_norm: bool) -> None
     assert sym.certify(net, x).ok
     assert it.equivalent(net, sym.act(sym.random(), net), x, tol=1e-4) is not None
     assert net.last[0] is kept
+
+
+class Cached(nn.Module):
+    """A layer that reads its weights through something it computes from them, and keeps."""
+
+    def __init__(self, keep: str) -> None:
+        super().__init__()
+        self.w, self.o, self.keep = parameter(6, 4), LINEAR(6, 2), keep
+        self.kept: Any = {} if keep == "in a dict" else None
+
+    def rows(self) -> Any:
+        if self.keep == "in a dict":
+            if "rows" not in self.kept:
+                self.kept["rows"] = F.normalize(self.w, dim=1)
+            return self.kept["rows"]
+        if self.keep == "anew" or self.kept is None:
+            unit = F.normalize(self.w, dim=1)
+            self.kept = (unit,) if self.keep == "in a tuple" else unit
+        return self.kept[0] if self.keep == "in a tuple" else self.kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o((x @ self.rows().T).relu())
+
+    def train(self, mode: bool = True) -> Any:
+        if self.keep == "until the mode changes":
+            self.kept = None
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize("keep", ["for good", "in a tuple", "in a dict"])
+def test_weights_that_are_kept_for_the_next_forward_stay_as_they_are(keep: str, below: bool) -> None:
+    net = nn.Sequential(LINEAR(4, 5), nn.ReLU(), LINEAR(5, 4), Cached(keep)) if below else Cached(keep)
+    x = torch.randn(ROWS)
+    sym = held(net, x)
+    name, attribute = ("3.w", "3.kept") if below else ("w", "kept")
+    assert f"what is computed from it stays in {attribute} for later forwards" in reasons(sym, name)
+    assert [wire.size for wire in sym.wires] == ([5] if below else [])
+    assert sym.certify(net, x).ok
+    net(x)
+    torch.testing.assert_close(net(x), sym.act(sym.random(), net)(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("keep", ["anew", "until the mode changes"])
+def test_weights_that_are_kept_and_not_read_again_may_move(keep: str) -> None:
+    net, x = Cached(keep), torch.randn(ROWS)
+    sym = held(net, x)
+    assert [wire.size for wire in sym.wires] == [6]
+    assert sym.certify(net, x).ok
+    net(x)
+    torch.testing.assert_close(net(x), sym.act(sym.random(), net)(x), rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_copied_is_refused_in_words() -> None:

@@ -103,7 +103,7 @@ SCORES: dict[str, Callable[[Net, Tensor], Tensor]] = {
     ),
     "after a softmax": lambda m, x: m.scores(m.enter(x).relu()).softmax(-1)[..., : x.shape[1]] @ x,
     "in two pieces": lambda m, x: (
-        m.scores(m.enter(x).relu()).split([x.shape[1], m.width - x.shape[1]], -1)[0].softmax(-1) @ x
+        m.scores(m.enter(x).relu()).split([x.shape[1], 10 - x.shape[1]], -1)[0].softmax(-1) @ x
     ),
     "counted from the end": lambda m, x: m.scores(m.enter(x).relu())[..., -x.shape[1] :].softmax(-1) @ x,
 }
@@ -112,7 +112,6 @@ SCORES: dict[str, Callable[[Net, Tensor], Tensor]] = {
 @pytest.mark.parametrize("what", SCORES)
 def test_units_beyond_the_length_of_the_example_stay_as_they_are(what: str) -> None:
     net = Net(SCORES[what], enter=nn.Linear(4, 8), scores=nn.Linear(8, 20 if what == "in heads" else 10)).double()
-    net.width = 10
     x = torch.randn(2, 5, 4).double()
     sym = it.symmetry(net, x)
     assert LEFT in reasons(sym, "scores.weight")

@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from intertwine.errors import CaptureError, InputError
+from intertwine.graph.caches import Kept, Place, made_of_weights, same_ops
 from intertwine.graph.composite import steps_of
 from intertwine.graph.copies import copied
 from intertwine.graph.program import Call, Program, Ref, Source
@@ -44,21 +46,38 @@ CONTEXT_WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Program:
     """Turn `model(*args, **kwargs)` into a `Program`; raises `InputError` or `CaptureError` with what to do next."""
     check_model(model)
-    exported = _export(_with_marked_outputs(fresh_copy(model)), args, dict(kwargs or {}))
+    traced = fresh_copy(model)
+    kept = Kept(traced)
+    program, marked = _traced(model, traced, kept, args, dict(kwargs or {}))
+    _refuse_what_is_no_op(program)
+    _refuse_randomness(program)
+    behind = {
+        name: ".".join(filter(None, place))
+        for place, names in made_of_weights(program, marked).items()
+        if _read_again(model, program, kept, place, args, dict(kwargs or {}))
+        for name in sorted(names)
+    }
+    return replace(program, kept=behind)
+
+
+def _traced(
+    model: nn.Module, copy: nn.Module, kept: Kept, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Program, dict[str, Place]]:
+    """The program of a copy of a model, and which of its tensors were kept in attributes."""
+    exported = _export(_with_marked_outputs(copy), args, kwargs)
     sources = tuple(_sources(model, exported))
     calls: list[Call] = []
     names = {spec.arg.name: spec.arg.name for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
     _mark_constants(exported)
     _inline(exported.graph_module, names, "", calls, exported.graph_module)
+    marked = kept.taken_from(calls)
     outputs = tuple(
         Ref(names[spec.arg.name])
         for spec in exported.graph_signature.output_specs
         if spec.kind == OutputKind.USER_OUTPUT and getattr(spec.arg, "name", None) in names
     )
-    program = Program(sources, _without_idle_pieces(calls, outputs), outputs, model.training, tied_names(model))
-    _refuse_what_is_no_op(program)
-    _refuse_randomness(program)
-    return program
+    calls = _without_idle_pieces(calls, outputs)
+    return Program(sources, tuple(calls), outputs, model.training, tied_names(model)), marked
 
 
 def fresh_copy(model: nn.Module) -> nn.Module:
@@ -326,11 +345,10 @@ def _inline(
     return result
 
 
-def _without_idle_pieces(calls: Iterable[Call], outputs: Iterable[Ref]) -> tuple[Call, ...]:
+def _without_idle_pieces(calls: list[Call], outputs: Iterable[Ref]) -> list[Call]:
     """The calls but for those that take a result of an op (a piece of a split) which nothing goes on to read."""
-    calls = tuple(calls)
     read = {name for call in calls for name in call.reads} | {out.name for out in outputs}
-    return tuple(call for call in calls if call.target is not operator.getitem or call.name in read)
+    return [call for call in calls if call.target is not operator.getitem or call.name in read]
 
 
 def _call(node: torch.fx.Node, name: str, names: dict[str, str]) -> Call:
@@ -475,3 +493,19 @@ def _refuse_randomness(program: Program) -> None:
                 f"The forward draws random numbers ({op} at {call.place}), so it is not one "
                 "function. Call model.eval() first, or set the dropout probability to 0."
             )
+
+
+def _read_again(
+    model: nn.Module, program: Program, kept: Kept, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether a later forward reads what an earlier one left in an attribute, and a change of mode does not drop it."""
+    later = fresh_copy(model)
+    kept.put_into(later, place)
+    empty_caches(later)
+    if not Kept.holds(later, place):
+        return False
+    try:
+        again = _traced(model, later, Kept(later), args, kwargs)[0]
+    except (InputError, CaptureError):  # it was read, and zeros did not fit
+        return True
+    return not same_ops(program, again)

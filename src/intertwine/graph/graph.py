@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +46,7 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
     parameters: dict[str, Value] = {}
     held = {source.weight for source in program.sources}
     for source in program.sources:
-        still = (
-            f"it is {HELD}" if source.target in held else "" if source.target in program.read_weights else NEVER_READ
-        )
-        memory.keep(source.name, _enter(tape, source, parameters, still))
+        memory.keep(source.name, _enter(tape, source, parameters, _why_still(program, source.target, held)))
     read, fed = _results_read(program), fed_by_inputs(program)
     for call in program.calls:
         tape.call = call
@@ -76,6 +73,15 @@ def _results_read(program: Program) -> dict[str, set[int]]:
         if call.target is operator.getitem:  # capture keeps those alone that something reads
             read[call.args[0].name].add(call.args[1])
     return read
+
+
+def _why_still(program: Program, weight: str | None, held: Collection[str | None]) -> str:
+    """Why a weight must not be moved, whatever the forward does with it; empty for one that may be."""
+    if weight in program.kept:
+        return f"what is computed from it stays in {program.kept[weight]} for later forwards"
+    if weight in held:
+        return f"it is {HELD}"
+    return "" if weight in program.read_weights else NEVER_READ
 
 
 def _enter(tape: Tape, source: Source, parameters: dict[str, Value], still: str) -> Value:

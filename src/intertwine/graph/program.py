@@ -99,6 +99,7 @@ class Program:
     outputs: tuple[Ref, ...]
     training: bool
     tied: Mapping[str, str] = field(default_factory=dict)  # every name of a tensor → the first of its names
+    kept: Mapping[str, str] = field(default_factory=dict)  # weight → attribute with what later forwards read instead
 
     def __len__(self) -> int:
         return len(self.calls)

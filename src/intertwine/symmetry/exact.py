@@ -32,7 +32,8 @@ class _Float64(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if (exact := EXACT.get(kwargs.get("dtype"))) is not None:
+        if kwargs.get("dtype") in EXACT:
+            exact = EXACT[kwargs["dtype"]]
             kwargs["dtype"] = exact
             # a cast to what the tensor is already returns the tensor itself, and so it must here
             if func is torch.ops.aten._to_copy.default and args[0].dtype == exact and len(kwargs) == 1:
