@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from math import lgamma, prod
 from typing import Any
@@ -116,8 +116,8 @@ class Frozen:
 
     what: str
     reason: str
-    parameter: str = ""
-    axis: int = -1
+    parameter: str = field(default="", repr=False)
+    axis: int = field(default=-1, repr=False)
 
     def __iter__(self):
         return iter((self.what, self.reason))
