@@ -1,8 +1,7 @@
 """Capture: a PyTorch model and example inputs become a flat list of ATen calls.
 
 `torch.export` (non-strict) runs the forward once on fake tensors; nothing is computed and the model is not changed.
-Higher-order wrappers that only set a context (no_grad, autocast) are inlined. What export refuses ends in a
-`CaptureError` that names the line of the user's code it stopped at.
+What export refuses ends in a `CaptureError` that names the line of the user's code it stopped at.
 """
 
 from __future__ import annotations
@@ -10,24 +9,22 @@ from __future__ import annotations
 import io
 import logging
 import operator
-import os
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from intertwine.errors import CaptureError, InputError
 from intertwine.graph.caches import Kept, Place, made_of_weights, same_ops
-from intertwine.graph.composite import steps_of
 from intertwine.graph.copies import copied
-from intertwine.graph.program import Call, Program, Ref, Source
+from intertwine.graph.exported import calls_of, sources_of, without_idle_pieces
+from intertwine.graph.program import Call, Program
 from intertwine.graph.transforms import Transforms, user_line
 
 #: Parts of torch that print graphs and tracebacks while an export fails.
@@ -37,10 +34,6 @@ RANDOM_OPS = frozenset(
     "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform "
     "uniform_ multinomial poisson exponential_ native_dropout".split()
 )
-#: Where a graph keeps whether a tensor that enters it is a buffer or a constant.
-_CONSTANT = "intertwine constant"
-#: Context wrappers whose body is run as it is: name of the higher-order op → position of the body among its arguments.
-CONTEXT_WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
 
 def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Program:
@@ -65,19 +58,12 @@ def _traced(
 ) -> tuple[Program, dict[str, Place]]:
     """The program of a copy of a model, and which of its tensors were kept in attributes."""
     exported = _export(_with_marked_outputs(copy), args, kwargs)
-    sources = tuple(_sources(model, exported))
-    calls: list[Call] = []
-    names = {spec.arg.name: spec.arg.name for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
-    _mark_constants(exported)
-    _inline(exported.graph_module, names, "", calls, exported.graph_module)
+    tied = tied_names(model)
+    sources = tuple(sources_of(exported, model, tied))
+    calls, outputs = calls_of(exported)
     marked = kept.taken_from(calls)
-    outputs = tuple(
-        Ref(names[spec.arg.name])
-        for spec in exported.graph_signature.output_specs
-        if spec.kind == OutputKind.USER_OUTPUT and getattr(spec.arg, "name", None) in names
-    )
-    calls = _without_idle_pieces(calls, outputs)
-    return Program(sources, tuple(calls), outputs, model.training, tied_names(model)), marked
+    calls = without_idle_pieces(calls, outputs)
+    return Program(sources, tuple(calls), outputs, model.training, tied), marked
 
 
 def fresh_copy(model: nn.Module) -> nn.Module:
@@ -215,18 +201,15 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
     except Exception as plain:  # noqa: BLE001  (a user's forward may raise anything, and its words are handed on)
         reason = str(plain).strip().splitlines()[0] if str(plain).strip() else type(plain).__name__
         return InputError(
-            f"{type(model).__name__} was called with {given}, and its own forward raised "
-            f"{type(plain).__name__}: {reason} "
-            f"(at {_user_line(plain)}). Pass example inputs the model accepts: intertwine.symmetry(model, "
-            f"*args, **kwargs) "
-            "calls model(*args, **kwargs)."
+            f"{type(model).__name__} was called with {given}, and its own forward raised {type(plain).__name__}: "
+            f"{reason} (at {_user_line(plain)}). Pass example inputs the model accepts: "
+            "intertwine.symmetry(model, *args, **kwargs) calls model(*args, **kwargs)."
         )
     text = str(error).lower()
     if "data-dependent" in text or "unbacked" in text or "guard" in text:
         return CaptureError(
-            f"{type(model).__name__} decides by the values of its data at {line}: {first} Shapes and branches "
-            f"must not depend "
-            "on data. Capture the part before or after that line as a module of its own, or replace the branch "
+            f"{type(model).__name__} decides by the values of its data at {line}: {first} Shapes and branches must not "
+            "depend on data. Capture the part before or after that line as a module of its own, or replace the branch "
             "by torch.where."
         )
     if transforms.line is not None:
@@ -264,197 +247,6 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     for name, tensor in tensors:
         names[name] = first.setdefault(id(tensor), name)
     return names
-
-
-def _sources(model: nn.Module, exported: torch.export.ExportedProgram) -> Iterator[Source]:
-    tied = tied_names(model)
-    fake = {node.name: node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"}
-    for spec in exported.graph_signature.input_specs:
-        name, target = getattr(spec.arg, "name", ""), spec.target
-        value = fake.get(name)
-        if not isinstance(value, Tensor):
-            continue
-        shape, dtype = tuple(int(s) for s in value.shape), value.dtype
-        if spec.kind == InputKind.PARAMETER:
-            yield Source(name, "parameter", shape, dtype, tied[str(target)], moves=True)
-        elif spec.kind == InputKind.BUFFER and str(target) in tied:
-            # what is not in the checkpoint, or is an index table, is a constant of the architecture
-            moves = bool(spec.persistent) and dtype.is_floating_point
-            yield Source(name, "buffer", shape, dtype, tied[str(target)], moves=moves)
-        elif spec.kind == InputKind.USER_INPUT:
-            yield Source(name, "input", shape, dtype)
-        else:
-            found = exported.constants.get(str(target))
-            tensor = found if isinstance(found, Tensor) else None
-            yield Source(name, "constant", shape, dtype, tensor=tensor, weight=_weight_behind(model, tensor, tied))
-
-
-def _weight_behind(model: nn.Module, constant: Tensor | None, tied: Mapping[str, str]) -> str | None:
-    """The parameter or buffer that a constant of the graph is: some function holds it, or the model it belongs to."""
-    if constant is None or constant.numel() == 0 or constant.layout != torch.strided:
-        return None
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        same = tensor.shape == constant.shape and tensor.layout == torch.strided
-        if same and tensor.data_ptr() == constant.data_ptr():
-            return tied[name]
-    return None
-
-
-def _inline(
-    module: torch.fx.GraphModule, names: dict[str, str], prefix: str, calls: list[Call], root: torch.fx.GraphModule
-) -> Any:
-    """Append the module's calls to `calls`; `names` maps graph names to value names and is filled on the way."""
-    result: Any = None
-    bodies: dict[str, torch.fx.GraphModule] = {}
-    tuples: dict[str, list[Any]] = {}
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            bodies[node.name] = getattr(module, node.target)
-        elif node.op == "output":
-            result = _refs(node.args[0], names)
-        elif node.op == "call_function":
-            wrapper = CONTEXT_WRAPPERS.get(getattr(node.target, "__name__", str(node.target)))
-            if wrapper is not None:
-                body = bodies[node.args[wrapper].name]
-                inner = dict(
-                    zip(
-                        (n.name for n in body.graph.nodes if n.op == "placeholder"),
-                        (names[a.name] for a in node.args[wrapper + 1 :]),
-                        strict=True,
-                    )
-                )
-                tuples[node.name] = list(_inline(body, inner, f"{prefix}{node.name}.", calls, root))
-            elif node.target is operator.getitem and node.args[0].name in tuples:
-                names[node.name] = tuples[node.args[0].name][node.args[1]].name
-            elif (steps := steps_of(node)) is not None:
-                inner = dict(
-                    zip(
-                        (n.name for n in steps.graph.nodes if n.op == "placeholder"),
-                        (names[n.name] for n in node.all_input_nodes),
-                        strict=True,
-                    )
-                )
-                made = _inline(steps, inner, f"{prefix}{node.name}.", calls, root)
-                if isinstance(made, Ref):
-                    names[node.name] = made.name
-                else:
-                    tuples[node.name] = list(made)
-            else:
-                names[node.name] = prefix + node.name
-                calls.append(_call(node, prefix + node.name, names))
-    return result
-
-
-def _without_idle_pieces(calls: list[Call], outputs: Iterable[Ref]) -> list[Call]:
-    """The calls but for those that take a result of an op (a piece of a split) which nothing goes on to read."""
-    read = {name for call in calls for name in call.reads} | {out.name for out in outputs}
-    return [call for call in calls if call.target is not operator.getitem or call.name in read]
-
-
-def _call(node: torch.fx.Node, name: str, names: dict[str, str]) -> Call:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    for v in values:
-        if isinstance(v, Tensor) and not all(isinstance(n, int) for n in v.shape):
-            raise CaptureError(
-                f"The forward decides by the values of its data at {_where(node) or _path(node)}: {node.target} "
-                f"returns a tensor of shape {tuple(v.shape)}. Shapes must be known from the inputs' shapes. "
-                f"{_way_out(node)}"
-            )
-    shapes = tuple(tuple(v.shape) if isinstance(v, Tensor) else None for v in values)
-    dtype = next((v.dtype for v in values if isinstance(v, Tensor)), None)
-    return Call(
-        name,
-        cast("Callable[..., Any]", node.target),
-        _refs(node.args, names),
-        _refs(dict(node.kwargs), names),
-        shapes,
-        dtype,
-        _where(node),
-        _path(node),
-        _aliases(node),
-    )
-
-
-def _mark_constants(exported: torch.export.ExportedProgram) -> None:
-    """Note on the graph which tensors that enter it are buffers and constants."""
-    kinds = {getattr(spec.arg, "name", ""): spec.kind for spec in exported.graph_signature.input_specs}
-    for node in exported.graph.nodes:
-        if node.op == "placeholder":
-            node.meta[_CONSTANT] = kinds.get(node.name) in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-
-
-def _way_out(node: torch.fx.Node) -> str:
-    """What to do about a shape that depends on data; a mask that is the same for all data has places known before."""
-    masks = [n for n in node.all_input_nodes if _is_mask(n)]
-    if str(node.target).startswith("aten.nonzero"):
-        masks = node.all_input_nodes
-    if masks and all(_is_constant(mask) for mask in masks):
-        return (
-            "The mask is the same for all data: keep its positions, mask.nonzero()[:, 0], as a buffer that __init__ "
-            "registers, and index with that."
-        )
-    return "Keep all positions and mask them (torch.where), or capture the part of the model before that line."
-
-
-def _is_mask(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
-
-
-def _is_constant(node: torch.fx.Node) -> bool:
-    """Whether a tensor is made of buffers and constants alone, neither of inputs nor of parameters."""
-    if node.op == "placeholder":
-        return node.meta.get(_CONSTANT, False)
-    return all(map(_is_constant, node.all_input_nodes))
-
-
-def _aliases(node: torch.fx.Node) -> bool:
-    """Whether a result shares the first argument's storage: the schema says which ops may, the storages which do."""
-    schema = getattr(node.target, "_schema", None)
-    first = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
-    if schema is None or first is None:
-        return schema is None
-    # inactive dropout returns its input, which fake tensors do not show; an op in place returns what it wrote to, also
-    # the assignments to buffers that export adds at the end
-    if "dropout" in schema.name or schema.arguments[0].is_write:
-        return True
-    if not any(r.alias_info is not None for r in schema.returns):
-        return False
-    before, after = first.meta.get("val"), node.meta.get("val")
-    after = after[0] if isinstance(after, (tuple, list)) and after else after
-    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
-        return True
-    try:
-        return before.untyped_storage()._cdata == after.untyped_storage()._cdata
-    except NotImplementedError:  # inside a function transform, which is refused in words later
-        return True
-
-
-def _refs(value: Any, names: dict[str, str]) -> Any:
-    if isinstance(value, torch.fx.Node):
-        return Ref(names.get(value.name, value.name))
-    if isinstance(value, (list, tuple)):
-        return tuple(_refs(v, names) for v in value)
-    if isinstance(value, dict):
-        return {k: _refs(v, names) for k, v in value.items()}
-    return value
-
-
-def _where(node: torch.fx.Node) -> str:
-    """`file.py:12`, the innermost line of the forward that is not torch's own; empty inside a torch layer."""
-    trace = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
-    frames = [line for line in trace if line.startswith('File "')]
-    own = [f for f in frames if os.path.dirname(torch.__file__) not in f]
-    if not own:
-        return ""
-    file, line = own[-1].split('"')[1], own[-1].split("line ")[1].split(",")[0]
-    return f"{os.path.basename(file)}:{line}"
-
-
-def _path(node: torch.fx.Node) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""
 
 
 def _drops(op: str, call: Call) -> bool:
