@@ -95,10 +95,28 @@ def written_canonical(page: str) -> str:
 
 
 def written_engine(page: str) -> str:
-    """The page of the engine with what discovery costs."""
+    """The page of the engine with what discovery costs, and how the engine fared on random networks."""
     import discovery
 
-    return put(page, "bench", discovery.page(read(discovery.RESULTS)))
+    page = put(page, "bench", discovery.page(read(discovery.RESULTS)))
+    return put(page, "fuzz", fuzz_words(read(ROOT / "bench" / "results" / "fuzz.json")))
+
+
+#: What may come of a random network, as its result file and the page call it.
+OUTCOMES = {
+    "right": "right", "caught": "caught by the certificate", "crashed": "crashed", "silently_wrong": "silently wrong",
+}  # fmt: skip
+
+
+def fuzz_words(found: dict[str, Any]) -> str:
+    """What came of random networks, in a paragraph."""
+    tried, changed = found["control_tried"], found["control_changed"]
+    kinds = (f"{found[name]:,} {words}" for name, words in OUTCOMES.items())
+    return (
+        f"Last run: {', '.join(kinds)}, mean coverage {found['mean_coverage']:.2f}, {found['seconds']:.0f} s.\n"
+        f"As a control one moved parameter was put back in {tried} networks: the function changed in {changed} of "
+        f"them;\nthe other {tried - changed} were not looked into one by one. Numbers in `bench/results/fuzz.json`."
+    )
 
 
 def written_zoo(page: str) -> str:
