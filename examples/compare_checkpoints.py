@@ -65,10 +65,9 @@ found = it.compare(a, b, test, layers, ["linear_cka", "relu_procrustes"])
 for layer in layers:
     values = (found.result(layer, layer, measure).value for measure in found.measures)
     print(f"{layer:8}", *(f"{value:.2f}" for value in values))
-picture = found.plot("linear_cka")
+picture = found.plot("linear_cka", names=("network a", "network b"))
 axes = picture.axes[0]
 axes.images[0].set_clim(0.7, 1)
-axes.set(xlabel="network b", ylabel="network a")
 write_cells(axes)
 picture.savefig(out_folder() / "compare_checkpoints.png", dpi=150)
 

@@ -254,15 +254,29 @@ def test_what_an_encoding_does_not_hold_is_a_question_mark(encoding: str, places
 
 
 def test_a_reader_that_has_seen_enough_is_no_fault(places: dict[str, str]) -> None:
-    done = started("intertwine inspect {net} --json | true", places)
-    assert (done.returncode, done.stderr) == (0, "")
+    for words, at_once in (("inspect {net} --json", ""), ("inspect {net}", "1"), ("zoo list", "")):
+        done = started(f"intertwine {words} | true", places, PYTHONUNBUFFERED=at_once)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(12, "Cannot allocate memory")])
+def test_another_pipe_that_breaks_is_a_fault(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one to a worker does: only standard output that takes nothing more is no fault of the program."""
+
+    def broken(options: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(run=broken))
+    with pytest.raises(type(error)):
+        main(["demo"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
 def test_an_answer_that_cannot_be_written_is_told(places: dict[str, str]) -> None:
-    done = started("intertwine inspect {net} --json > /dev/full", places)
     said = "intertwine: The answer could not be written to standard output: No space left on device.\n"
-    assert (done.returncode, done.stderr) == (2, said)
+    for at_once in ("", "1"):  # Python keeps what it is given, or writes it at once
+        done = started("intertwine inspect {net} --json > /dev/full", places, PYTHONUNBUFFERED=at_once)
+        assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_without_any_standard_output(places: dict[str, str]) -> None:

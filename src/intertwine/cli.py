@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from io import TextIOWrapper
 from typing import Any
 
 from intertwine.commands.arguments import add_arguments
 from intertwine.commands.arguments.shared import add_exit_codes
+from intertwine.commands.output import OutputLost, nowhere, ready_streams
 from intertwine.errors import IntertwineError, did_you_mean
 from intertwine.version import VERSION
 
@@ -86,30 +85,17 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Without one, the commands that there are."""
-    _ready_streams()
-    try:
-        options = parser().parse_args(argv)
-        code = _run(options)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the program ends, which it does now
-        return 0
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is left would fail again
-        return _fail(f"The answer could not be written to standard output: {error.strerror}.")
-
-
-def _ready_streams() -> None:
-    """Standard output and error that take any text: what a terminal cannot show becomes a question mark."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started the program
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the program ends
-        elif isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    with ready_streams():
+        try:
+            code = _run(parser().parse_args(argv))
+            sys.stdout.flush()
+            return code
+        except OutputLost as lost:
+            sys.stdout = nowhere()  # what is left would fail again
+            reason = lost.args[0]
+            if isinstance(reason, BrokenPipeError):  # the reader of a pipe has seen enough
+                return 0
+            return _fail(f"The answer could not be written to standard output: {reason.strerror}.")
 
 
 def _run(options: argparse.Namespace) -> int:

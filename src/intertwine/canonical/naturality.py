@@ -28,7 +28,7 @@ from intertwine.symmetry.exact import float64_forward
 from intertwine.symmetry.symmetry import Symmetry, from_program
 
 #: Weights of a twin were rounded a few times; so many steps of their precision are no difference.
-ROUNDINGS = 32
+ROUNDINGS = 8
 
 
 @dataclass(frozen=True)

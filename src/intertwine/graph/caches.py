@@ -6,7 +6,7 @@ Weights that one forward reads through what it computed from them, and later one
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,10 +95,8 @@ def made_of_weights(program: Program, marked: Mapping[str, Place]) -> dict[Place
 
 def same_ops(a: Program, b: Program) -> bool:
     """Whether two programs run the same ops in the same order."""
-    ops: Callable[[Program], list[str]] = lambda program: [  # noqa: E731
-        call.op for call in program.calls if call.target is not operator.getitem
-    ]
-    return ops(a) == ops(b)
+    first, second = ([c.op for c in program.calls if c.target is not operator.getitem] for program in (a, b))
+    return first == second
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:

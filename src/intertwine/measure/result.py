@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,7 @@ class Alignment:
     permutation: Int[Tensor, " n"] | None = None
     scales: Float[Tensor, " n"] | None = None
     plan: Float[Tensor, "first second"] | None = None
-    write_matrix: Callable[[], Float[Tensor, "second first"]] | None = None
+    write_matrix: Callable[[], Float[Tensor, "second first"]] | None = field(default=None, repr=False)
 
     @cached_property
     def matrix(self) -> Float[Tensor, "second first"] | None:

@@ -131,6 +131,8 @@ class Dataset:
         >>> Dataset.of("blank", pair, pair, [0], [255], list("abcdef")).spread(3).labels
         tensor([0, 2, 4])
         """
+        if count >= max(len(self.labels), len(self.test_labels)):
+            return self
         parts = (self.images, self.labels), (self.test_images, self.test_labels)
         train, test = ((images[rows], labels[rows]) for images, labels in parts for rows in [_even(labels, count)])
         return self.of(self.name, train, test, self.mean, self.std, self.classes)
