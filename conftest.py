@@ -2,7 +2,7 @@
 that can be imported on any machine.
 
 The package is also checked against its own annotations, shapes included, while the tests run: pyproject.toml passes
-`--jaxtyping-packages=intertwine,beartype.beartype` to pytest, and `tests/test_checks_are_on.py` shows that it works.
+`--jaxtyping-packages=intertwine,beartype.beartype` to pytest, and `tests/test_package.py` shows that it works.
 """
 
 import os
@@ -21,7 +21,7 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_configure() -> None:
     """Once per process, before anything of timm, torchvision or transformers is imported."""
-    from intertwine.models.torchvision_ops import declare_missing_ops
+    from intertwine.checkpoints.libraries import declare_missing_ops
 
     declare_missing_ops()
     if "PYTEST_XDIST_WORKER" in os.environ:  # the workers already share the cores

@@ -28,10 +28,10 @@ from align_speed import measure_speed
 from machine import stamped
 
 import intertwine as it
-from intertwine.commands.words import option
+from intertwine.cli.arguments import parse_option
 from intertwine.files import write_json
-from intertwine.reproduce.published import Published
-from intertwine.zoo.seeds import seeds
+from intertwine.lab.papers.work import PublishedNetworks
+from intertwine.lab.zoo.recipe import seeds
 
 RESULTS = Path(__file__).parent / "results" / "align.json"
 #: Rows of barriers that agree in these speak of the same thing, and the newer one is kept.
@@ -63,7 +63,7 @@ def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def measure_tiny10(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The same for the published Tiny-10 checkpoints, under the normalisation they were trained with."""
-    published = Published("tiny10")
+    published = PublishedNetworks("tiny10")
     models = [published.seed(seed) for seed in published.files]
     data = published.seen(it.zoo.data("cifar10"))
     example = (torch.zeros(2, *data.shape),)
@@ -89,7 +89,7 @@ def networks(options: argparse.Namespace) -> it.zoo.Zoo:
     changes = {name: getattr(options, name) for name in ("epochs", "spawn") if getattr(options, name)}
     return it.zoo.train(
         options.name, seeds=wanted, data=options.data, out=options.zoo, recipe=options.recipe,
-        options=dict(map(option, options.option)), device=options.device, score_every=1000, **changes,
+        options=dict(map(parse_option, options.option)), device=options.device, score_every=1000, **changes,
     )  # fmt: skip
 
 

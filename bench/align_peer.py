@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from rebasin import PermutationCoordinateDescent  # pyrefly: ignore  (of another environment)
 from safetensors.torch import load_file, save_file
 
-from intertwine.zoo.networks import build
-from intertwine.zoo.networks.registry import architecture
+from intertwine.lab.zoo.networks.registry import architecture, build
 
 
 def main(name: str, *files: str) -> None:

@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 import intertwine as it
-from intertwine.align.starts import permutations_of
-from intertwine.models.torchvision_ops import declare_missing_ops
-from intertwine.reproduce.published import Published
-from intertwine.zoo.networks import build
-from intertwine.zoo.networks.registry import architecture
+from intertwine.align.solver import permutations_of
+from intertwine.checkpoints.libraries import declare_missing_ops
+from intertwine.lab.papers.work import PublishedNetworks
+from intertwine.lab.zoo.networks.registry import architecture, build
 
 ZOO = ("mlp", "myrtle", "resnet20", "resnet18", "vgg16", "vit", "gpt", "tiny10")
 
@@ -32,7 +31,7 @@ def subjects() -> Iterator[tuple[str, nn.Module, Any]]:
 
     torch.manual_seed(0)
     yield "GPT-2 small", GPT2LMHeadModel(GPT2Config(use_cache=False)).eval(), torch.zeros(1, 8, dtype=torch.long)
-    published = Published("tiny10")
+    published = PublishedNetworks("tiny10")
     for seed in published.files:
         yield f"tiny10 seed{seed}", published.seed(seed), architecture("tiny10").example()
 

@@ -16,11 +16,11 @@ from torch import nn
 
 import intertwine as it
 from intertwine.align.align import SOLVERS
-from intertwine.canonical.blocks import pieces, weights_of
-from intertwine.canonical.gauge import ScaleGauge
-from intertwine.connect.statistics import batch_norms
+from intertwine.canonical.scales import ScaleNormaliser
+from intertwine.data.batchnorm import batch_norms
+from intertwine.lab.zoo.datasets.dataset import Dataset
+from intertwine.symmetry.blocks import block_weights, weights_of
 from intertwine.symmetry.symmetry import Symmetry
-from intertwine.zoo.datasets.dataset import Dataset
 
 #: Training images that methods with data look at, and on which statistics are estimated again.
 SEEN = 10_000
@@ -94,8 +94,8 @@ def layers_of(a: nn.Module, b: nn.Module, data: Dataset, setting: Setting) -> di
 
 def with_unit_lengths(symmetry: Symmetry, model: nn.Module) -> nn.Module:
     """The same function with every unit's weights brought to length one, as tools do that even out ranges."""
-    cut = pieces(symmetry, weights_of(symmetry, model), copy=True)
-    scales = ScaleGauge(cut).run()
+    cut = block_weights(symmetry, weights_of(symmetry, model), copy=True)
+    scales = ScaleNormaliser(cut).run()
     identity = symmetry.identity()
     moves = {i: replace(m, scale=scales[i]) if i in scales else m for i, m in identity.moves.items()}
     return symmetry.act(replace(identity, moves=moves), model)

@@ -20,13 +20,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import intertwine as it
-from intertwine.align.objective import counted
-from intertwine.align.pair import Pair
-from intertwine.canonical.blocks import weights_of
-from intertwine.symmetry.layout import Leaf
+from intertwine.align.state import MatchingState, counted_weights
+from intertwine.lab.zoo.networks.registry import architecture, build
+from intertwine.symmetry.blocks import weights_of
+from intertwine.symmetry.geometry import WireAxis
 from intertwine.symmetry.symmetry import Symmetry
-from intertwine.zoo.networks import build
-from intertwine.zoo.networks.registry import architecture
 
 PEER = Path(__file__).with_name("align_peer.py")
 Axes = dict[int, list[tuple[str, int]]]  # wire → where its permutation acts: parameter and axis
@@ -43,8 +41,8 @@ def networks(name: str) -> tuple[nn.Module, nn.Module, Any]:
 
 def distance(symmetry: Symmetry, a: nn.Module, b: nn.Module) -> float:
     """The objective of `align` between two networks as they are."""
-    weights = [counted(symmetry, m, weights_of(symmetry, m), buffers=False) for m in (a, b)]
-    return Pair(symmetry, weights[0], weights[1], range(len(symmetry.wires))).objective
+    weights = [counted_weights(symmetry, m, weights_of(symmetry, m), buffers=False) for m in (a, b)]
+    return MatchingState(symmetry, weights[0], weights[1], range(len(symmetry.wires))).objective
 
 
 # -- the usual loop ----------------------------------------------------------------------------------------------------
@@ -55,7 +53,7 @@ def axes_of(symmetry: Symmetry, names: list[str]) -> Axes:
     found: Axes = {}
     for name in names:
         for axis, tree in enumerate(symmetry.layouts[name].axes):
-            if isinstance(tree, Leaf):
+            if isinstance(tree, WireAxis):
                 found.setdefault(tree.strand, []).append((name, axis))
     return found
 
@@ -94,7 +92,7 @@ def plain_loop(
 
 def measure_plain(symmetry: Symmetry, a: nn.Module, b: nn.Module) -> tuple[float, float]:
     """(seconds, objective) of the usual loop."""
-    names = list(counted(symmetry, a, weights_of(symmetry, a), buffers=False))
+    names = list(counted_weights(symmetry, a, weights_of(symmetry, a), buffers=False))
     axes = axes_of(symmetry, names)
     left, right = ({n: t.numpy() for n, t in weights_of(symmetry, m).items() if n in names} for m in (a, b))
     start = time.perf_counter()

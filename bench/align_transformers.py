@@ -33,9 +33,9 @@ from torch import Tensor, nn
 
 from intertwine.align.align import align
 from intertwine.connect.barrier import barrier
+from intertwine.lab.zoo.datasets.loading import data as dataset
+from intertwine.lab.zoo.networks.registry import build
 from intertwine.symmetry.symmetry import Symmetry, symmetry
-from intertwine.zoo.datasets.find import data as dataset
-from intertwine.zoo.networks.registry import build
 
 RESULTS = Path(__file__).parent / "results" / "align_transformers.json"
 HELD_OUT = 10  # every tenth file of the library is kept for measuring

@@ -54,7 +54,7 @@ def measure_times() -> list[dict[str, Any]]:
     from torch import nn
 
     import intertwine as it
-    from intertwine.models.torchvision_ops import declare_missing_ops
+    from intertwine.checkpoints.libraries import declare_missing_ops
 
     declare_missing_ops()
     import torchvision
@@ -118,8 +118,8 @@ def measure_fingerprints(count: int = 1000) -> dict[str, Any]:
 def measure_tiny10() -> list[dict[str, Any]]:
     """A random move, and noise on top of it, on each real checkpoint; nothing where there is none."""
     import intertwine as it
-    from intertwine.reproduce.published import Published
-    from intertwine.zoo.networks.registry import architecture
+    from intertwine.lab.papers.work import PublishedNetworks as Published
+    from intertwine.lab.zoo.networks.registry import architecture
 
     published, x = Published("tiny10"), architecture("tiny10").example()
     models = {seed: published.seed(seed) for seed in published.files}
@@ -130,10 +130,11 @@ def plant(model: Any, sym: Any) -> dict[str, Any]:
     """Move a model, find the move again; disturb it by noise, and find it again."""
     import torch
 
-    from intertwine.canonical.blocks import moved, weights_of
-    from intertwine.canonical.canonicalize import canonical_element
     from intertwine.canonical.equivalence import difference, equivalent_forms
-    from intertwine.canonical.form import make_form
+    from intertwine.canonical.form import canonical_element
+    from intertwine.canonical.form import canonical_form as make_form
+    from intertwine.symmetry.blocks import transform_weights as moved
+    from intertwine.symmetry.blocks import weights_of
 
     start = time.perf_counter()
     form = make_form(sym, weights_of(sym, model))

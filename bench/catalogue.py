@@ -54,7 +54,7 @@ def _build(
     """Build one model with fixed random numbers, without disturbing those of the caller."""
     import torch
 
-    from intertwine.models.torchvision_ops import declare_missing_ops
+    from intertwine.checkpoints.libraries import declare_missing_ops
 
     declare_missing_ops()  # timm and some of transformers import torchvision, so this comes before all three
     with torch.random.fork_rng(devices=[]):
@@ -221,7 +221,7 @@ TIMM_OPTIONS: dict[str, dict[str, Any]] = {
 
 def smallest_of_each_timm_family() -> dict[str, str]:
     """Make the table `TIMM` anew; takes a few minutes, so it is only run when timm changes."""
-    from intertwine.models.torchvision_ops import declare_missing_ops
+    from intertwine.checkpoints.libraries import declare_missing_ops
 
     declare_missing_ops()
     import timm

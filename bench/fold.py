@@ -26,8 +26,7 @@ from machine import stamped
 
 import intertwine as it
 from intertwine.files import write_json
-from intertwine.zoo.recipe import recipe
-from intertwine.zoo.seeds import seeds
+from intertwine.lab.zoo.recipe import recipe, seeds
 
 RESULTS = Path(__file__).parent / "results" / "fold.json"
 #: Rows that agree in these speak of the same thing, and the newer one is kept.

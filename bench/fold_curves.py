@@ -23,15 +23,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import intertwine as it
-from intertwine.connect.statistics import batch_norms, reset_statistics
-from intertwine.fold.activations import fold_activations
+from intertwine.data.batchnorm import batch_norms, reset_statistics
 from intertwine.fold.budget import fold_to
-from intertwine.fold.costs import count_flops, count_parameters
+from intertwine.fold.clustering import fold_activations, fold_kmeans
 from intertwine.fold.fold import fold
-from intertwine.fold.kmeans import fold_kmeans
 from intertwine.fold.options import PAPER_CODE, PRINTED
-from intertwine.fold.pruning import prune
-from intertwine.reproduce.published import Published
+from intertwine.fold.prune import prune
+from intertwine.fold.result import count_flops, count_parameters
+from intertwine.lab.papers.work import PublishedNetworks
 
 PEER = Path(__file__).with_name("fold_peer.py")
 #: The grids: betas as printed (row 003-F16) and on from there; shares of features, or of parameters, that are kept.
@@ -144,7 +143,7 @@ def opened(name: str, zoo: str | None, number: int, seen: int, test: int, device
     if zoo is None and name != "tiny10":
         raise SystemExit(f"Where are the trained {name} networks? Pass --zoo FOLDER; `train` makes one.")
     if zoo is None:
-        published = Published("tiny10")
+        published = PublishedNetworks("tiny10")
         model, data = published.seed(number), published.seen(it.zoo.data("cifar10"))
         built: tuple[str, Mapping[str, Any]] = "tiny10", {}
         about: dict[str, Any] = {"architecture": "tiny10", "recipe": "published", "weight_decay": 1e-4, "seed": number}

@@ -17,7 +17,7 @@ import torch_pruning  # pyrefly: ignore  (of another environment)
 from safetensors.torch import load_file
 from torch import nn
 
-from intertwine.zoo.networks import build
+from intertwine.lab.zoo.networks.registry import build
 
 
 def main(name: str, options: str, side: str, share: str, *files: str) -> None:

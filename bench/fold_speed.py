@@ -16,12 +16,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from intertwine.fold.fold import finished
-from intertwine.fold.merging import Merging, slices
+from intertwine.fold.fold import build_fold
+from intertwine.fold.merging import MergeState, feature_slices, run_schedule
 from intertwine.fold.options import PRINTED, Options
-from intertwine.fold.prepared import Prepared, prepare
-from intertwine.fold.schedules import run
-from intertwine.zoo.networks import build
+from intertwine.fold.prepare import PreparedModel, prepare
+from intertwine.lab.zoo.networks.registry import build
 
 SIZE = 32  # of CIFAR images
 BARS = {"ratio": 50.0, "resnet50": 60.0}
@@ -40,10 +39,10 @@ def spread(model: nn.Module, seed: int = 0) -> nn.Module:
 # -- ours --------------------------------------------------------------------------------------------------------------
 
 
-class Recorded(Merging):
+class Recorded(MergeState):
     """Merging that notes every pair."""
 
-    def __init__(self, prepared: Prepared, options: Options) -> None:
+    def __init__(self, prepared: PreparedModel, options: Options) -> None:
         super().__init__(prepared.wires, options)
         self.pairs: Pairs = {w: [] for w in range(len(prepared.wires))}
 
@@ -59,10 +58,10 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def floor(prepared: Prepared, options: Options) -> float:
+def floor(prepared: PreparedModel, options: Options) -> float:
     """Seconds for one Gram matrix per wire, which any way to know all distances has to make."""
-    measured = Merging(prepared.wires, options).measured
-    rows = [[slices(s.piece.data, s.dim).numpy() for s in wire.sites if measured(s)] for wire in prepared.wires]
+    measured = MergeState(prepared.wires, options).measured
+    rows = [[feature_slices(s.piece.data, s.dim).numpy() for s in wire.sites if measured(s)] for wire in prepared.wires]
 
     def grams() -> None:
         for wire in rows:
@@ -79,9 +78,9 @@ def measure_ours(model: nn.Module, x: Tensor, beta: float, **chosen: Any) -> tup
     least = floor(prepared, options)
     start = time.perf_counter()
     merging = Recorded(prepared, options)
-    run(merging)
+    run_schedule(merging)
     seconds = time.perf_counter() - start
-    building, _ = timed(lambda: finished(prepared, merging))
+    building, _ = timed(lambda: build_fold(prepared, merging))
     return {
         "merges": sum(map(len, merging.pairs.values())), "features": sum(w.size for w in prepared.wires),
         "reading": reading, "merging": seconds, "building": building, "whole": reading + seconds + building,
@@ -199,7 +198,7 @@ def measure_printed(beta: float, every: int, model: nn.Module | None = None, nam
 
 def measure_large(name: str, beta: float, side: int = 224) -> Iterator[dict[str, Any]]:
     """A network of torchvision: as `fold` is called, where few merge, and by the largest distance, where most do."""
-    from intertwine.models.torchvision_ops import declare_missing_ops
+    from intertwine.checkpoints.libraries import declare_missing_ops
 
     declare_missing_ops()
     import torchvision

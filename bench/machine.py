@@ -25,7 +25,7 @@ LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 def header(load: float | None = None) -> dict[str, Any]:
     """Who measured this, when, by which command, with what. `load`: as it was before, where it is known better."""
-    from intertwine.study.working import versions
+    from intertwine.lab.study.tasks import versions
 
     machine = {"processor": _processor(), "cores": os.cpu_count(), "gpu": _gpu()}
     return {

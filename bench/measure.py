@@ -27,9 +27,8 @@ from torch import Tensor
 
 import intertwine as it
 from intertwine.files import write_json
-from intertwine.zoo.group import initial
-from intertwine.zoo.networks import build
-from intertwine.zoo.networks.sites import relu_paths
+from intertwine.lab.zoo.group import initial
+from intertwine.lab.zoo.networks.registry import build, relu_paths
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import stamped

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from intertwine.measure.kernel_cka import relu_cka
 from intertwine.measure.kernels.max_gram import max_gram
-from intertwine.measure.relu_cka import relu_cka
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import stamped

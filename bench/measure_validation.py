@@ -20,8 +20,8 @@ from machine import stamped
 
 import intertwine as it
 from intertwine.files import write_json
-from intertwine.testing.benchmark import score_measure
-from intertwine.testing.benchmark_zoo import subjects
+from intertwine.lab.measure_benchmark.benchmark import score_measure
+from intertwine.lab.measure_benchmark.networks import benchmark_networks
 
 RESULTS = Path(__file__).parent / "results" / "measure_validation.json"
 #: Columns of the table: heading, test, statistic.
@@ -57,7 +57,7 @@ def main() -> None:
     options.add_argument("--skip", action="append", default=[], metavar="MEASURE", help="leave out a slow measure")
     options.add_argument("--results", type=Path, default=RESULTS)
     chosen = options.parse_args()
-    on = subjects(chosen.folder, chosen.networks, None)
+    on = benchmark_networks(chosen.folder, chosen.networks, None)
     rows: list[dict[str, Any]] = []
     about = {"torch": torch.__version__.split("+")[0], "threads": torch.get_num_threads()}
     for measure in (m for m in it.measures() if m.name not in chosen.skip):

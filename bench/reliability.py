@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "reliability.json"
 PAGE = ROOT / "docs" / "reliability.md"
 #: What most trials import, before they are forked: one that gives up its rights may not read packages any more.
-LOADED = ("torch.export", "sympy", "rich.progress", "rich.live", "colorsys", "intertwine.commands.inspect")
+LOADED = ("torch.export", "sympy", "rich.progress", "rich.live", "colorsys", "intertwine.cli.inspect")
 PREFACE = """\
 # Reliability
 

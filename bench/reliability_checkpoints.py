@@ -58,7 +58,7 @@ def inspected(place: Path, file: Path) -> Ended:
 
 def loaded(place: Path, file: Path) -> Ended:
     """The same without the symmetry, for trials by the hundred."""
-    from intertwine.models import load
+    from intertwine.checkpoints import load
 
     def work() -> None:
         found = load(net(place), file).model.state_dict()

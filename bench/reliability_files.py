@@ -37,7 +37,7 @@ def made() -> Path:
 
 def _make(place: Path) -> None:
     import intertwine as it
-    from intertwine.models.folded import save_folded
+    from intertwine.fold.result import save_folded
 
     it.zoo.train("mlp", seeds=range(2), data="digits", out=place / "zoo", options={"widths": (64, 8, 10)}, epochs=1)
     it.study.run(plan(place / "zoo"), out=place / "study")
@@ -317,7 +317,7 @@ def _study_files() -> list[Variant]:
 
 
 def _other_plan(study: Path) -> None:
-    from intertwine.study.folder import identity
+    from intertwine.lab.study.store import identity
 
     other = identity("other", {"name": "other", "zoos": {"z": {"folder": "zoo"}}, "parts": [{"verb": "accuracy"}]})
     about = {"format": 1, "study": other.study, "hash": other.hash, "plan": other.plan}
@@ -346,7 +346,7 @@ def _other_columns(study: Path) -> None:
 
 
 def _folded(place: Path, turn: int) -> Outcome:
-    from intertwine.models.folded import load_folded
+    from intertwine.fold.result import load_folded
 
     chance, folder = dice("folded", turn), copied(place, "folded")
     file = chance.choice(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors")))

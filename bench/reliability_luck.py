@@ -62,7 +62,7 @@ def _weights(out: Path) -> object:
 def _rows(out: Path) -> object:
     """Read in a child: polars keeps threads, which do not live on in a fork."""
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import study_kills; from intertwine.study.store import Store; "
+        "import sys; sys.path.insert(0, sys.argv[1]); import study_kills; from intertwine.lab.study.store import Store; "
         "print(sorted(study_kills.by_task(Store.existing(sys.argv[2]).frame()).items()))"
     )
     bench = str(Path(__file__).parent)

@@ -29,19 +29,17 @@ from stitch_page import RESULTS, page
 from torch import nn
 
 import intertwine as it
-from intertwine.features.batches import placed
+from intertwine.data.batches import on_device_of
 from intertwine.files import write_json
+from intertwine.lab.papers.work import PublishedNetworks
+from intertwine.lab.zoo.augment import TrainingBatches
+from intertwine.lab.zoo.networks.registry import architecture, architectures, build, relu_paths
+from intertwine.lab.zoo.recipe import RECIPES
 from intertwine.measure.measure import find
-from intertwine.reproduce.published import Published
-from intertwine.stitch.family import family_of, find_family
-from intertwine.stitch.passes import moments_of
-from intertwine.stitch.splice import Splice
-from intertwine.stitch.traces import trace
-from intertwine.zoo.feeding import TrainingBatches
-from intertwine.zoo.networks import build
-from intertwine.zoo.networks.registry import architecture, architectures
-from intertwine.zoo.networks.sites import relu_paths
-from intertwine.zoo.recipe import RECIPES
+from intertwine.stitch.families.names import family_of, find_family
+from intertwine.stitch.fitting import moments_of
+from intertwine.stitch.scores import feature_similarities
+from intertwine.stitch.split import SplitPair
 
 #: Mean and deviation of the pixels, as the published Tiny-10 networks were fed.
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Tanh)
@@ -74,7 +72,7 @@ def measure_direct(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for inputs, _ in data:
             a(inputs), b(inputs)
         forwards = time.perf_counter() - start
-    splice = Splice(a, b, list(paths), placed(((first,), {}), b))
+    splice = SplitPair(a, b, list(paths), on_device_of(((first,), {}), b))
     start = time.perf_counter()
     moments = moments_of(splice, data)
     streamed = time.perf_counter() - start
@@ -181,7 +179,7 @@ def measure_cka(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _published(options: argparse.Namespace) -> tuple[list[nn.Module], Any]:
     """The Tiny-10 networks that their authors published, and CIFAR-10 as these were fed."""
-    published = Published("tiny10")
+    published = PublishedNetworks("tiny10")
     networks = [published.seed(seed).to(options.device) for seed in list(published.files)[: 2 * options.pairs]]
     return networks, published.seen(it.zoo.data("cifar10")).subset(options.train, options.test).to(options.device)
 
@@ -197,7 +195,7 @@ def _cka(one: Any, data: Any, *, images: bool = False) -> float:
         moved, own = one.map(splice.front(call)[cut].rows), splice.targets(call)[cut]
     if images:
         return find("linear_cka_biased")(moved.flatten(1), own.flatten(1)).value
-    return trace(own, moved)["linear_cka_biased"]
+    return feature_similarities(own, moved)["linear_cka_biased"]
 
 
 # -- theorem 4.2 ------------------------------------------------------------------------------------------------------

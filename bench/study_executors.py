@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from intertwine.study.executors import EXECUTORS, executor
+from intertwine.lab.study.executors import EXECUTORS, executor
 
 #: Milliseconds per task, less than that.
 OVERHEAD = {"serial": 1.0, "processes": 5.0, "ray": 10.0}

@@ -171,7 +171,7 @@ def journal_lines(study: Path) -> int:
 
 def measure(kills: dict[str, int], tasks: int, seed: int) -> Iterator[dict[str, Any]]:
     """A row per executor; `kills`: how many for each."""
-    from intertwine.study.store import Store
+    from intertwine.lab.study.store import Store
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -193,7 +193,7 @@ def _line(plan: Path, executor: str, out: Path) -> list[str]:
 
 def _tormented(killer: Killer, plan: Path, executor: str, whole: Rows) -> Iterator[dict[str, int]]:
     """What is wrong with each of as many studies as the kills need."""
-    from intertwine.study.store import Store
+    from intertwine.lab.study.store import Store
 
     while killer.left:
         out = Path(tempfile.mkdtemp(dir=plan.parent)) / "study"

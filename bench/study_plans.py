@@ -54,7 +54,7 @@ def prepared(folder: Path, tasks: int) -> Path:
     >>> prepared(Path(tempfile.mkdtemp()), 40).name
     'plan-40.toml'
     """
-    from intertwine.zoo.training import train  # not at the top: workers that need no torch read this file too
+    from intertwine.lab.zoo.training import train  # not at the top: workers that need no torch read this file too
 
     zoo = folder.resolve() / "zoo"
     train("mlp", seeds=range(4), data="digits", out=zoo, options={"widths": (64, 64, 64, 10)}, epochs=4)

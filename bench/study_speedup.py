@@ -23,7 +23,7 @@ from unittest import mock
 
 from study_plans import prepared
 
-from intertwine.study.executors.pinning import thread_environment
+from intertwine.lab.study.executors.resources import thread_environment
 
 #: About forty seconds of one thread, beside some three for the start.
 TASKS = 600
@@ -51,7 +51,7 @@ class Timed:
 
 def timed(plan: Path, out: Path, executor: str, workers: int | None, only: Sequence[str] = ()) -> Timed:
     """Run a study, one thread for each worker. `study.run` gives a lone worker all cores, as a user would want."""
-    from intertwine.study import running
+    from intertwine.lab.study import running
 
     moments: list[float] = []
     one_thread = partial(running.find_executor, threads=1)
@@ -87,9 +87,9 @@ def together(plan: Path, folder: Path, shares: Sequence[Sequence[str]]) -> Timed
 
 def keys_of(plan: Path) -> list[str]:
     """The keys of a plan's tasks."""
-    from intertwine.study.plan import read_plan
-    from intertwine.study.tasks import expand
-    from intertwine.study.zoos import known_zoos
+    from intertwine.lab.study.plan import read_plan
+    from intertwine.lab.study.tasks import expand
+    from intertwine.lab.study.zoos import known_zoos
 
     read = read_plan(plan)
     return [task.key for task in expand(read, known_zoos(read, plan.parent))]

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from intertwine.study.rows import Finished, Row
-from intertwine.study.store import Store
+from intertwine.lab.study.records import FinishedTask, ResultRow
+from intertwine.lab.study.store import Store
 
 ROWS = 1_000_000
 BARS = {"total": 10.0, "add_ms": 0.3, "done": 1.0}
@@ -38,16 +38,16 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def tasks(count: int, rows: int) -> Iterator[Finished]:
+def tasks(count: int, rows: int) -> Iterator[FinishedTask]:
     """Finished comparisons: so many rows each, with intervals, and no two numbers alike."""
     draw = random.Random(0).random
     for i in range(count):
         found = tuple(
-            Row("linear_cka", draw(), draw(), draw(), layer=f"layer{k // 10}", other_layer=f"layer{k % 10}")
+            ResultRow("linear_cka", draw(), draw(), draw(), layer=f"layer{k // 10}", other_layer=f"layer{k % 10}")
             for k in range(rows)
         )
         task = {"verb": "compare", "zoo": "digits", "a": f"{i % 32}", "b": f"{i // 32}", "options": {"width": i % 4}}
-        yield Finished(f"{i:032x}", {**task, "repeat": 0}, found, 0.25, 120.0, MADE)
+        yield FinishedTask(f"{i:032x}", {**task, "repeat": 0}, found, 0.25, 120.0, MADE)
 
 
 def aggregate(frame: Any) -> Any:

@@ -23,11 +23,10 @@ from machine import stamped
 from zoo_cpu import measure_cpu
 from zoo_gpu import measure_kernels, measure_speed
 
-from intertwine.commands.words import option
+from intertwine.cli.arguments import parse_option
 from intertwine.files import write_json
-from intertwine.zoo.recipe import recipe
-from intertwine.zoo.seeds import seeds
-from intertwine.zoo.training import train
+from intertwine.lab.zoo.recipe import recipe, seeds
+from intertwine.lab.zoo.training import train
 
 RESULTS = Path(__file__).parent / "results" / "zoo.json"
 
@@ -43,7 +42,7 @@ def measure_accuracy(options: argparse.Namespace) -> dict[str, Any]:
 
     zoo = train(
         options.name, seeds=seeds(options.seeds), data=options.data, out=options.out, recipe=options.recipe,
-        options=dict(map(option, options.option)), report=show, score_every=options.score_every, **changes,
+        options=dict(map(parse_option, options.option)), report=show, score_every=options.score_every, **changes,
     )  # fmt: skip
     accuracies, best = [r.accuracy for r in zoo.records], [r.best_accuracy for r in zoo.records]
     row = {

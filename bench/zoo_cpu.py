@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from intertwine.zoo.datasets import Dataset, data
-from intertwine.zoo.group import initial
-from intertwine.zoo.networks import build
-from intertwine.zoo.precision import precision
-from intertwine.zoo.recipe import Recipe, recipe
-from intertwine.zoo.trainer import Trainer
+from intertwine.lab.zoo.datasets.dataset import Dataset
+from intertwine.lab.zoo.datasets.loading import data
+from intertwine.lab.zoo.group import initial
+from intertwine.lab.zoo.networks.registry import build
+from intertwine.lab.zoo.precision import precision
+from intertwine.lab.zoo.recipe import Recipe, recipe
+from intertwine.lab.zoo.trainer import StackTrainer
 
 
 def measure_cpu() -> dict[str, Any]:
@@ -44,9 +45,9 @@ def _row(widths: list[int], batch: int) -> dict[str, Any]:
     return row
 
 
-def _trained(make: Callable[[], nn.Module], seeds: list[int], images: Dataset, how: Recipe) -> Trainer:
+def _trained(make: Callable[[], nn.Module], seeds: list[int], images: Dataset, how: Recipe) -> StackTrainer:
     device = torch.device("cpu")
-    trainer = Trainer([initial(make, s) for s in seeds], seeds, images, how, precision("float32", device))
+    trainer = StackTrainer([initial(make, s) for s in seeds], seeds, images, how, precision("float32", device))
     for _ in range(how.epochs):
         trainer.run_epoch()
     return trainer

@@ -13,13 +13,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from intertwine.errors import InputError
-from intertwine.zoo.datasets import Dataset, data
-from intertwine.zoo.group import initial
-from intertwine.zoo.networks import build
-from intertwine.zoo.networks.registry import architecture
-from intertwine.zoo.precision import precision
-from intertwine.zoo.recipe import Recipe, recipe
-from intertwine.zoo.trainer import Trainer
+from intertwine.lab.zoo.datasets.dataset import Dataset
+from intertwine.lab.zoo.datasets.loading import data
+from intertwine.lab.zoo.group import initial
+from intertwine.lab.zoo.networks.registry import architecture, build
+from intertwine.lab.zoo.precision import precision
+from intertwine.lab.zoo.recipe import Recipe, recipe
+from intertwine.lab.zoo.trainer import StackTrainer
 
 CIFAR10_MEAN, CIFAR10_STD = (125.307, 122.961, 113.8575), (51.5865, 50.847, 51.255)
 
@@ -34,7 +34,7 @@ def measure_speed(name: str, networks: int, batch: int, how: str) -> dict[str, A
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "tflop_per_epoch": flops / 1e12,
         "peak_tflops": _peak(), "copy_tb_s": _copy(),
     }  # fmt: skip
-    stack = Trainer(
+    stack = StackTrainer(
         _models(name, networks), range(networks), images, recipe_, precision("bfloat16", torch.device("cuda"))
     )
     _epoch_seconds(stack)  # compiles the kernels and records a step
@@ -55,7 +55,7 @@ def _models(name: str, count: int) -> list[nn.Module]:
     return [initial(lambda: build(name), seed) for seed in range(count)]
 
 
-def _epoch_seconds(trainer: Trainer) -> float:
+def _epoch_seconds(trainer: StackTrainer) -> float:
     torch.cuda.synchronize()
     start = time.perf_counter()
     trainer.run_epoch()
@@ -152,7 +152,8 @@ def measure_kernels(networks: int, batch: int) -> list[dict[str, Any]]:
 
 
 def _layer(networks: int, batch: int, side: int, inside: int, outside: int) -> Iterator[dict[str, Any]]:
-    from intertwine.zoo.kernels import conv, norm
+    from intertwine.lab.zoo.stacking import conv_kernels as conv
+    from intertwine.lab.zoo.stacking import norm_kernels as norm
 
     x = torch.randn(networks, batch, side, side, inside, device="cuda", dtype=torch.bfloat16)
     dy = torch.randn(networks, batch, side, side, outside, device="cuda", dtype=torch.bfloat16)

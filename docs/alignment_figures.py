@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 import intertwine as it
 from intertwine.align.correlations import MatchedCorrelations, matched_correlations
-from intertwine.features.pictures import put_title
+from intertwine.figures import wrapped_title
 
 WIDTHS = (64, 64, 64, 10)
 
@@ -46,7 +46,7 @@ def _explain(figure: Figure, found: MatchedCorrelations) -> None:
         axes.set_title(f"hidden layer {wire}, {mean}", fontsize=8)
     dead = "; ".join(f"{len(wire.dead[0])} and {len(wire.dead[1])} in hidden layer {wire.wire}" for wire in found.wires)
     blank = f"Blank rows and columns: units that do not vary, {dead}."
-    put_title(figure, f"{blank} Pale ones: units like none of the other network.", 9)
+    wrapped_title(figure, f"{blank} Pale ones: units like none of the other network.", 9)
 
 
 def _summary(a: torch.nn.Module, b: torch.nn.Module, moved: torch.nn.Module, test: list, path: Path) -> None:

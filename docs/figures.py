@@ -14,7 +14,7 @@ import torch.nn.functional as F
 mpl.use("svg")
 import matplotlib.pyplot as plt
 
-from intertwine.symmetry.homogeneity import homogeneity_defect
+from intertwine.symmetry.intertwiner import homogeneity_defect
 
 IMAGES = Path(__file__).parent / "images"
 #: The same bytes on every machine with the same matplotlib.

@@ -23,11 +23,10 @@ import matplotlib.pyplot as plt
 from figures import IMAGES, STEADY
 
 import intertwine as it
-from intertwine.fold.curves import complexity_curves
-from intertwine.fold.folded import Fold
-from intertwine.fold.heatmaps import distance_maps
-from intertwine.fold.kmeans import fold_kmeans
-from intertwine.fold.pruning import prune
+from intertwine.fold.clustering import fold_kmeans
+from intertwine.fold.complexity import complexity_curves, distance_maps
+from intertwine.fold.prune import prune
+from intertwine.fold.result import Fold
 from intertwine.fold.swaps import swap_barrier
 
 HIDDEN = 5

@@ -25,17 +25,16 @@ from figures import IMAGES, STEADY
 from inspection_tables import RESULTS, read_rows
 
 import intertwine as it
-from intertwine.features.pictures import new_figure, put_title
+from intertwine.figures import new_figure, wrapped_title
 from intertwine.inspect.dissection import Dissection
-from intertwine.inspect.grids import draw_images, scaled_image, scaled_map
+from intertwine.inspect.images import draw_images, scaled_image, scaled_map
 from intertwine.inspect.rotation import haar, planes
 from intertwine.inspect.rotation_penalty import rotation_penalty
 from intertwine.inspect.rotation_scan import rotation_scan
-from intertwine.inspect.top_images import top_images
-from intertwine.inspect.unit_pictures import draw_units
-from intertwine.reproduce.experiments import read_result
-from intertwine.reproduce.kinds.dissection.fractions import WITH, WITHOUT
-from intertwine.zoo.concepts import ConceptImages, concept_images
+from intertwine.inspect.top_images import draw_units, top_images
+from intertwine.lab.papers.experiments import read_result
+from intertwine.lab.papers.rotations import WITH, WITHOUT
+from intertwine.lab.zoo.datasets.concepts import ConceptImages, concept_images
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -191,7 +190,7 @@ def penalty(folder: Path) -> None:
     print(found)
     figure = found.plot()
     figure.axes[0].set_xticklabels(["first convolution", "second convolution"])
-    put_title(figure, "What a transform costs once the layers behind it are trained again")
+    wrapped_title(figure, "What a transform costs once the layers behind it are trained again")
     save(figure, folder, "penalty")
 
 

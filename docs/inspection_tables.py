@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from intertwine.reproduce.experiments import read_result
+from intertwine.lab.papers.experiments import read_result
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "docs")]

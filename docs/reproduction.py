@@ -11,9 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from intertwine.reproduce.claims import Claim, Line, claims
-from intertwine.reproduce.experiments import Result, find, names, read_result
-from intertwine.reproduce.plan import SCALES, Plan
+from intertwine.lab.papers.experiments import Claim, ExperimentResult, PrintedNumber, claims, find, names, read_result
+from intertwine.lab.papers.plan import SCALES, ExperimentPlan
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -77,7 +76,7 @@ the reason for a difference. Networks and rows that experiments share count to t
 """
 
 
-def results() -> dict[str, Result]:
+def results() -> dict[str, ExperimentResult]:
     """Experiment → the result of its largest scale that was committed."""
     found = {}
     for name in names():
@@ -89,7 +88,7 @@ def results() -> dict[str, Result]:
     return found
 
 
-def page(found: Mapping[str, Result]) -> str:
+def page(found: Mapping[str, ExperimentResult]) -> str:
     """The whole page."""
     from reproduction_findings import findings  # beside this file
 
@@ -116,14 +115,14 @@ def _absent() -> Iterator[str]:
 # -- at a glance -------------------------------------------------------------------------------------------------------
 
 
-def _overview(plans: Mapping[str, Plan], found: Mapping[str, Result]) -> Iterator[str]:
+def _overview(plans: Mapping[str, ExperimentPlan], found: Mapping[str, ExperimentResult]) -> Iterator[str]:
     yield "| experiment | rows | scale | numbers that agree | claims that hold | device | time |"
     yield "|---|---|---|---|---|---|---|"
     for name, plan in plans.items():
         yield f"| [{name}](#{name}) | {', '.join(plan.rows)} | {' | '.join(_glance(name, found.get(name)))} |"
 
 
-def _glance(name: str, result: Result | None) -> tuple[str, ...]:
+def _glance(name: str, result: ExperimentResult | None) -> tuple[str, ...]:
     if result is None:
         return "not run", "", "", "", ""
     if _only_small(result):
@@ -146,7 +145,7 @@ def _time(seconds: float) -> str:
 # -- one experiment ----------------------------------------------------------------------------------------------------
 
 
-def _section(name: str, plan: Plan, result: Result | None) -> Iterator[str]:
+def _section(name: str, plan: ExperimentPlan, result: ExperimentResult | None) -> Iterator[str]:
     yield f"### {name}"
     yield ""
     yield f"{plan.title} ({', '.join(plan.rows)})."
@@ -180,12 +179,12 @@ def _section(name: str, plan: Plan, result: Result | None) -> Iterator[str]:
         yield f"- {plan.notes['remark']}"
 
 
-def _only_small(result: Result) -> bool:
+def _only_small(result: ExperimentResult) -> bool:
     """Whether there are results of small networks alone, which say nothing about the printed numbers."""
     return result.plan["scale"] == "cpu"
 
 
-def _how(result: Result) -> str:
+def _how(result: ExperimentResult) -> str:
     """What was run, in a line."""
     plan, manifest = result.plan, result.manifest
     said = [f"`{manifest['command']}`", manifest["device"].replace("NVIDIA", "one NVIDIA")]
@@ -200,7 +199,7 @@ def _how(result: Result) -> str:
     return "; ".join(said) + "." + (f" {manifest['note']}" if "note" in manifest else "")
 
 
-def _numbers(result: Result, notes: Mapping[str, str]) -> Iterator[str]:
+def _numbers(result: ExperimentResult, notes: Mapping[str, str]) -> Iterator[str]:
     lines, plan = result.lines(), result.plan
     if not lines:
         return
@@ -218,7 +217,7 @@ def _numbers(result: Result, notes: Mapping[str, str]) -> Iterator[str]:
         yield ""
 
 
-def _notes(notes: Mapping[str, str], lines: list[Line]) -> Iterator[str]:
+def _notes(notes: Mapping[str, str], lines: list[PrintedNumber]) -> Iterator[str]:
     """One sentence per series that differs somewhere; the plan's word for all where they have none."""
     different = dict.fromkeys(line.series for line in lines if line.verdict in ("differs", "no interval"))
     for series in different:
@@ -234,7 +233,7 @@ def _number(mean: float | None, spread: float | None) -> str:
     return f"{mean:.3g}" if spread is None else f"{mean:.3g} ± {spread:.2g}"
 
 
-def _claimed(name: str, result: Result) -> list[Claim]:
+def _claimed(name: str, result: ExperimentResult) -> list[Claim]:
     """The claims of the plan as it is today: one that was added later is tested on the rows that were kept."""
     return claims(find(name, result.plan["scale"]).to_dict(), result.numbers)
 

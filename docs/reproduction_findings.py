@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from intertwine.reproduce.experiments import Result
+    from intertwine.lab.papers.experiments import ExperimentResult as Result
 
 Finding = Callable[["Result"], str | None]
 

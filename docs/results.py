@@ -13,15 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from intertwine.reproduce.experiments import Result, read_result
-from intertwine.reproduce.kinds.distances.table import by_method, series
+from intertwine.lab.papers.experiments import ExperimentResult, read_result
+from intertwine.lab.papers.nodesort import by_method, series
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "docs")]
 NAMES = {"unsorted": "as trained", "ensemble": "ensemble of predictions"}
 
 
-def thesis_table(result: Result) -> str:
+def thesis_table(result: ExperimentResult) -> str:
     """Distances and averages, method by method."""
     heads = (
         "",
@@ -49,7 +49,7 @@ def thesis_table(result: Result) -> str:
     return "\n".join([*lines, "", f"A single network is right on {single:.2%} of the test images, on average."])
 
 
-def _cells(method: str, result: Result) -> list[str]:
+def _cells(method: str, result: ExperimentResult) -> list[str]:
     cells, rows = [NAMES.get(method, method)], result.rows
     found = by_method(rows, "all_pairs").get(method) or by_method(rows, "some_pairs").get(method)
     for layer in ("w1", "w2"):

@@ -14,7 +14,7 @@ mpl.use("svg")
 from figures import IMAGES, STEADY
 
 import intertwine as it
-from intertwine.features.pictures import put_title
+from intertwine.figures import wrapped_title
 
 CUTS = ["2", "4", "6"]
 FAMILIES = ["relu", "lowrank:1", "lowrank:2", "lowrank:4", "affine"]
@@ -34,7 +34,7 @@ def draw(folder: Path) -> None:
     with mpl.rc_context(STEADY):
         many = it.stitches(*pairs[0], CUTS, FAMILIES, fit="direct", **shared)
         figure = type(many)(found).plot()
-        put_title(figure, f"What a stitch costs in accuracy, by layer and family: {len(pairs)} pairs")
+        wrapped_title(figure, f"What a stitch costs in accuracy, by layer and family: {len(pairs)} pairs")
         figure.savefig(folder / "stitching.svg", format="svg", metadata={"Date": None})
         one = it.stitch(
             *pairs[0], "4", "linear", epochs=9, score_every=1, trace_every=4, targets="soft", rate=3e-3, **shared

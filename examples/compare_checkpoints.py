@@ -18,7 +18,7 @@ from digit_classifier import accuracy, digits, example_inputs, out_folder, resto
 
 import intertwine as it
 from intertwine.align.correlations import matched_correlations
-from intertwine.features.pictures import write_cells
+from intertwine.figures import write_cells
 
 files = train_checkpoints(Path(tempfile.mkdtemp()), count=2)
 a, b = (restore(file) for file in files)

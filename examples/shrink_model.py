@@ -16,8 +16,8 @@ from digit_classifier import accuracy, digits, example_inputs, network, out_fold
 from matplotlib.figure import Figure
 
 import intertwine as it
-from intertwine.fold.pruning import prune
-from intertwine.models.folded import load_folded, save_folded
+from intertwine.fold.prune import prune
+from intertwine.fold.result import load_folded, save_folded
 
 (file,) = train_checkpoints(Path(tempfile.mkdtemp()), count=1)
 model = restore(file)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from intertwine.errors import InputError
-from intertwine.files import write_text, writing
+from intertwine.files import atomic_write, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -27,7 +27,7 @@ def test_a_second_writer_of_one_file_waits_for_the_first(tmp_path: Path) -> None
         second_done.set()
 
     other = threading.Thread(target=second)
-    with writing(file) as part:
+    with atomic_write(file) as part:
         part.write_text("fir", encoding="utf-8")
         other.start()
         assert not second_done.wait(0.3)
@@ -64,7 +64,7 @@ def test_what_a_killed_writer_left_is_no_hindrance(tmp_path: Path) -> None:
 
 def test_after_a_failure_there_is_the_old_file_alone(tmp_path: Path) -> None:
     def fail() -> None:
-        with writing(tmp_path / "a.txt") as part:
+        with atomic_write(tmp_path / "a.txt") as part:
             part.write_text("ne", encoding="utf-8")
             raise OSError(28, os.strerror(28))
 

@@ -9,21 +9,21 @@ import torch
 from torch import nn
 
 import intertwine as it
-from intertwine.canonical.naturality import naturality
-from intertwine.connect.subspaces import principal_angles
+from intertwine.data.features import features
 from intertwine.errors import InputError
-from intertwine.features.features import features
-from intertwine.fold.kmeans import cluster
-from intertwine.inspect.maps import Maps
+from intertwine.fold.clustering import kmeans_labels
+from intertwine.inspect.dissect import Maps
 from intertwine.inspect.rotation_scan import ALPHAS
+from intertwine.lab.papers.mode_connectivity import principal_angles
+from intertwine.lab.papers.naturality import naturality
+from intertwine.lab.report.charts import Dot
+from intertwine.lab.report.sections import _told
+from intertwine.lab.study.tasks import peak_mib
 from intertwine.measure.compare import STREAMED
-from intertwine.measure.representation import represent
-from intertwine.report.study.curves import Dot
-from intertwine.report.study.similarity import _told
-from intertwine.stitch.batching import NotBySample, only_once, sample_axis
-from intertwine.stitch.recording import Recording
-from intertwine.stitch.statistics import Statistics
-from intertwine.study.working import peak_mib
+from intertwine.measure.measure import represent
+from intertwine.stitch.network import BatchNormStatistics
+from intertwine.stitch.tracing import NoSampleAxis, number_for_one_size, sample_axis
+from intertwine.stitch.training import CudaGraphStep
 
 
 def network(seed: int, activation: nn.Module | None = None) -> nn.Sequential:
@@ -80,7 +80,7 @@ def test_clusters_far_apart_are_all_found_at_the_first_start() -> None:
     truth = np.repeat(np.arange(12), 9)
     rows = centers[truth] + 0.01 * rng.standard_normal((len(truth), 5))
     for seed in range(5):
-        labels = cluster(rows, 12, seed, restarts=1)
+        labels = kmeans_labels(rows, 12, seed, restarts=1)
         assert len({(int(a), int(b)) for a, b in zip(truth, labels, strict=True)}) == 12
 
 
@@ -124,11 +124,11 @@ def dot(value: float | None) -> Dot:
 
 def test_norms_without_running_statistics_are_left_out() -> None:
     kept, plain = nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False)
-    assert [name for name, _ in Statistics(nn.Sequential(kept, plain)).named_buffers()] == ["0:mean", "0:var"]
+    assert [name for name, _ in BatchNormStatistics(nn.Sequential(kept, plain)).named_buffers()] == ["0:mean", "0:var"]
 
 
 def test_a_number_known_for_one_batch_size_is_not_used_for_another() -> None:
-    number = only_once(7, 4)
+    number = number_for_one_size(7, 4)
     assert number(4) == 7
     with pytest.raises(InputError, match="known for 4 samples alone, but 5 were given"):
         number(5)
@@ -137,13 +137,13 @@ def test_a_number_known_for_one_batch_size_is_not_used_for_another() -> None:
 def test_what_depends_on_the_other_samples_has_no_axis_of_samples() -> None:
     x, y = torch.randn(3), torch.randn(3)
     for first, second in ((x, y), (y, x)):
-        with pytest.raises(NotBySample, match="depends on the other samples"):
+        with pytest.raises(NoSampleAxis, match="depends on the other samples"):
             sample_axis(first, second, x)
 
 
 def test_a_recorded_step_takes_batches_of_its_own_kind_alone() -> None:
     """A recording on a GPU is made for one shape; whether a batch fits is asked before it is replayed."""
-    step = Recording(lambda call, targets: None, torch.device("cpu"))
+    step = CudaGraphStep(lambda call, targets: None, torch.device("cpu"))
     step.held = [torch.zeros(4, 3), 2, torch.zeros(4)]
     assert step._fits([torch.ones(4, 3), 2, torch.ones(4)])
     others = (

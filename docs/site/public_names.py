@@ -16,40 +16,77 @@ import intertwine
 
 #: Rooms that users reach by name, `intertwine.zoo.train`; the names of all others are names of `intertwine` itself.
 OPEN_ROOMS = ("zoo", "study", "report", "testing")
+#: Rooms of the laboratory, which lie one level deeper.
+LAB = ("zoo", "study", "report", "papers", "measure_benchmark")
 #: What fewer users need is imported from the module that defines it. Module → its public names.
 FURTHER = {
     "align.correlations": ("matched_correlations",),
     "align.widths": ("align_widths",),
-    "canonical.duality": ("self_transformations",),
-    "canonical.naturality": ("naturality",),
-    "connect.averaging": ("average",),
+    "connect.arithmetic": (
+        "average",
+        "task_vector",
+        "transport",
+        "add",
+    ),
     "connect.direct_stitch": ("direct_stitch",),
-    "connect.repair": ("repair",),
-    "connect.scale_correction": ("correct_scales",),
-    "connect.statistics": ("reset_statistics",),
-    "connect.task_vectors": ("task_vector", "transport", "add"),
-    "errors": ("CaptureError", "MismatchError", "RuleError"),
-    "fold.activations": ("fold_activations",),
-    "fold.curves": ("complexity_curves",),
-    "fold.fold": ("fold_groups", "shrink"),
-    "fold.heatmaps": ("distance_maps",),
-    "fold.kmeans": ("fold_kmeans",),
-    "fold.pruning": ("prune",),
+    "connect.repair": (
+        "repair",
+        "correct_scales",
+    ),
+    "data.batchnorm": ("reset_statistics",),
+    "errors": (
+        "CaptureError",
+        "MismatchError",
+        "RuleError",
+    ),
+    "fold.clustering": (
+        "fold_activations",
+        "fold_kmeans",
+    ),
+    "fold.complexity": (
+        "complexity_curves",
+        "distance_maps",
+    ),
+    "fold.fold": ("fold_groups",),
+    "fold.prune": ("prune",),
+    "fold.result": (
+        "shrink",
+        "save_folded",
+        "load_folded",
+    ),
     "fold.swaps": ("swap_barrier",),
     "fold.variances": ("repair_variances",),
-    "graph.tape": ("Tape",),
-    "inspect.broden": ("read_broden",),
+    "graph.builder": ("GraphBuilder",),
+    "inspect.concepts": ("read_broden",),
     "inspect.rotation_penalty": ("rotation_penalty",),
     "inspect.rotation_scan": ("rotation_scan",),
-    "inspect.top_images": ("top_images",),
-    "inspect.unit_pictures": ("draw_units",),
-    "measure.measure": ("Measure", "register", "degenerate"),
-    "models.folded": ("save_folded", "load_folded"),
-    "stitch.cross_validation": ("cross_validate",),
-    "stitch.interpolation": ("interpolate", "along"),
-    "symmetry.homogeneity": ("homogeneity_defect",),
-    "symmetry.intertwiner": ("intertwines", "phi"),
-    "symmetry.members": ("random_member", "nearest_member"),
+    "inspect.top_images": (
+        "top_images",
+        "draw_units",
+    ),
+    "lab.measure_benchmark.benchmark": (
+        "benchmark_measure",
+        "MeasureBenchmark",
+    ),
+    "lab.papers.feature_duality": ("self_transformations",),
+    "lab.papers.naturality": ("naturality",),
+    "measure.measure": (
+        "Measure",
+        "register",
+        "degenerate",
+    ),
+    "stitch.interpolation": (
+        "interpolate",
+        "along",
+    ),
+    "stitch.stitch": ("cross_validate",),
+    "symmetry.intertwiner": (
+        "homogeneity_defect",
+        "intertwines",
+        "phi",
+        "random_member",
+        "nearest_member",
+    ),
 }
 
 
@@ -69,14 +106,14 @@ def further(room: str) -> list[tuple[str, str]]:
     """The names of a room that are imported from their own module, each with that module.
 
     >>> further("models")
-    [('intertwine.models.folded', 'save_folded'), ('intertwine.models.folded', 'load_folded')]
+    [('intertwine.fold.result', 'save_folded'), ('intertwine.fold.result', 'load_folded')]
     """
     return [(f"intertwine.{home}", name) for home, names in FURTHER.items() if _room(home) == room for name in names]
 
 
 def reference(room: str) -> str:
     """What Sphinx is asked to write for a room: its names, what they return, then the names with a longer path."""
-    place = f"intertwine.{room}" if room in OPEN_ROOMS else "intertwine"
+    place = _package(room) if room in OPEN_ROOMS else "intertwine"
     near, far = [(place, name) for name in rooms().get(room, [])], further(room)
     listed = [getattr(import_module(module), name) for module, name in [*near, *far]]
     parts = [_described(near, room, listed)] if near else []
@@ -87,7 +124,11 @@ def reference(room: str) -> str:
 
 
 def _room(home: str) -> str:
-    return home.partition(".")[0]
+    return home.removeprefix("lab.").partition(".")[0]
+
+
+def _package(room: str) -> str:
+    return f"intertwine.lab.{room}" if room in LAB else f"intertwine.{room}"
 
 
 def _described(named: Sequence[tuple[str, str]], room: str, listed: list[Any]) -> str:
@@ -102,7 +143,7 @@ def _described(named: Sequence[tuple[str, str]], room: str, listed: list[Any]) -
 
 def _names_of(room: str) -> list[str]:
     """A room's own names: those it offers lazily, or those it has imported for its users."""
-    module = import_module(f"intertwine.{room}")
+    module = import_module(_package(room))
     if "__dir__" in vars(module):
         return dir(module)
     return [name for name, value in vars(module).items() if not name.startswith("_") and not inspect.ismodule(value)]
@@ -121,7 +162,7 @@ def _returned(value: Any, room: str) -> Iterator[type]:
         return
     known = {"Figure": object} | vars(sys.modules[value.__module__])  # matplotlib's is known to type checkers only
     for cls in _classes(typing.get_type_hints(value, known).get("return")):
-        if cls.__module__.startswith(f"intertwine.{room}."):
+        if cls.__module__.startswith(f"{_package(room)}."):
             yield cls
 
 

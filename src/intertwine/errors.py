@@ -1,5 +1,7 @@
 """The errors intertwine raises. Every message says what was asked, what was found and what to do next."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from difflib import get_close_matches
 

@@ -28,7 +28,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     plain = {
         name: t.detach().to("cpu", memory_format=torch.contiguous_format).contiguous() for name, t in tensors.items()
     }
-    with writing(path) as part:
+    with atomic_write(path) as part:
         save_file(plain, part, dict(about or {}))
         return sha256(part)
 
@@ -40,7 +40,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file."""
-    with writing(path) as part:
+    with atomic_write(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
@@ -51,17 +51,17 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path) -> Iterator[Path]:
     """A place to write what shall lie at `path`, whose folders are made; where that fails it is the user's to know.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, writing(f"{folder}/new/note.txt") as place:
+    >>> with tempfile.TemporaryDirectory() as folder, atomic_write(f"{folder}/new/note.txt") as place:
     ...     _ = place.write_text("hello")
     """
     file = Path(path)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with whole(file) as part:
+        with atomic_replace(file) as part:
             part.touch()  # not every writer of files says why it could not
             yield part
     except (OSError, SafetensorError) as error:  # the latter where a disk is full
@@ -70,7 +70,7 @@ def writing(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path) -> Iterator[Path]:
     """A place beside `path` to write to, which becomes `path` when all of it is on the disk; gone after a failure.
 
     A second writer of the same path waits until the first is done.
@@ -126,7 +126,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Hold a folder: a second run into it is told to wait, instead of mixing its files with ours."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,31 +1,95 @@
-"""`align`: move one network onto another by an element of their symmetry."""
+"""`align`: move one network onto another by an element of their symmetry; the table of methods and the result
+(`Alignment`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from intertwine.align.activations import ActivationOptions, solve_activations
-from intertwine.align.alignment import Alignment, WirePart
 from intertwine.align.commutativity import CommutativityOptions, solve_commutativity
-from intertwine.align.objective import counted, without_traces
-from intertwine.align.pair import Pair
+from intertwine.align.learned import SinkhornOptions, StraightThroughOptions, solve_sinkhorn, solve_straight_through
 from intertwine.align.scale_aware import solve_scale_aware
-from intertwine.align.sinkhorn import SinkhornOptions, solve_sinkhorn
-from intertwine.align.starts import Problem
-from intertwine.align.straight_through import StraightThroughOptions, solve_straight_through
-from intertwine.align.task import Solver, Task
+from intertwine.align.solver import AlignmentProblem, AlignmentTask, Solver
+from intertwine.align.state import AlignmentStep, MatchingState, counted_weights, without_denormals
 from intertwine.align.weights import WeightsOptions, solve_weights
-from intertwine.canonical.blocks import weights_of
 from intertwine.canonical.equivalence import check_same_architecture
+from intertwine.data.batches import check_batches
 from intertwine.errors import InputError, did_you_mean
-from intertwine.features.batches import check_batches
-from intertwine.graph.copies import copied
+from intertwine.graph.model import copy_module
+from intertwine.lazy import data_frame
+from intertwine.symmetry.blocks import weights_of
+from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
+
+# ----------------------------------------------------------------------------------------------------
+# Alignment: what `align` returns.
+
+
+@dataclass(frozen=True)
+class WirePart:
+    """What the tensors of one wire add to the objective, before and after; a tensor of two wires is part of both."""
+
+    wire: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """One network moved onto another.
+
+    `model`: b moved by `element`, the same function as b. `reference`: what it lies near to, which is a itself; under a
+    symmetry that folds norm weights away, a so folded. `before`, `after`: the objective Σ ‖A − B‖², lower is nearer.
+    `history`: the objective at every start and after every step that was kept. `per_wire`: the part of every wire.
+    """
+
+    model: nn.Module = field(repr=False)
+    reference: nn.Module = field(repr=False)
+    element: Element
+    method: str
+    before: float
+    after: float
+    history: tuple[AlignmentStep, ...] = field(repr=False)
+    per_wire: tuple[WirePart, ...] = field(repr=False)
+    symmetry: Symmetry = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the model and the element, as plain values."""
+        return {
+            "method": self.method,
+            "before": self.before,
+            "after": self.after,
+            "history": [asdict(step) for step in self.history],
+            "per_wire": [asdict(part) for part in self.per_wire],
+        }
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per step of the history, as plain data."""
+        return [asdict(step) for step in self.history]
+
+    def to_frame(self) -> Any:
+        """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
+        return data_frame(self.to_rows())
+
+    def __repr__(self) -> str:
+        share = f", {self.after / self.before:.1%} left" if self.before > 0 else ""
+        steps = sum(1 for step in self.history if step.sweep)
+        return (
+            f"Alignment({self.method}: squared distance {self.before:.4g} → {self.after:.4g}{share}, {steps} steps, "
+            f"{self.element})"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# `align`: move one network onto another by an element of their symmetry.
+
 
 SOLVERS: dict[str, Solver] = {
     "weights": Solver(solve_weights, moves=frozenset({"permutation", "matrix"}), options=WeightsOptions),
@@ -120,12 +184,15 @@ def align(
         a, b = found.folded(a), found.folded(b)
     with torch.inference_mode(False):  # some solvers follow slopes, and all write into tensors of their own
         here, there = _with_slopes(a), _with_slopes(b)
-        weights_a, weights_b = (without_traces(weights_of(found, m)) for m in (here, there))
-        problem = Problem(found, weights_a, weights_b, tuple(chosen))
-        left, right = counted(found, here, problem.a, buffers), counted(found, there, problem.b, buffers)
-        pair = Pair(found, left, right, chosen.values())
+        weights_a, weights_b = (without_denormals(weights_of(found, m)) for m in (here, there))
+        problem = AlignmentProblem(found, weights_a, weights_b, tuple(chosen))
+        left, right = (
+            counted_weights(found, here, problem.a, buffers),
+            counted_weights(found, there, problem.b, buffers),
+        )
+        pair = MatchingState(found, left, right, chosen.values())
         before, parts_before = pair.objective, [pair.part(s) for s in range(len(found.wires))]
-        element, history = solver.solve(Task(here, there, problem, pair, data, seed, starts, sweeps), settings)
+        element, history = solver.solve(AlignmentTask(here, there, problem, pair, data, seed, starts, sweeps), settings)
     parts = zip(found.wires, parts_before, strict=True)
     per_wire = tuple(WirePart(wire.name, x, pair.part(s)) for s, (wire, x) in enumerate(parts))
     return Alignment(found.act(element, b), a, element, method, before, pair.objective, tuple(history), per_wire, found)
@@ -134,7 +201,7 @@ def align(
 def _with_slopes(model: nn.Module) -> nn.Module:
     """The network, copied where it was made in inference mode: such tensors can be neither traced nor followed."""
     made_for_inference = any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
-    return copied(model) if made_for_inference else model
+    return copy_module(model) if made_for_inference else model
 
 
 def _check_count(name: str, value: int) -> None:

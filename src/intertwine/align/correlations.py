@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from intertwine.align.fits import Features, Moving
-from intertwine.align.hidden import watch
+from intertwine.align.activation_sites import run_side_by_side
+from intertwine.align.similarity import MovableStrands, PairedActivations
+from intertwine.argument_types import Float
 from intertwine.canonical.equivalence import check_same_architecture
+from intertwine.data.batches import Fingerprint
 from intertwine.errors import InputError, MismatchError
-from intertwine.features.fingerprint import Fingerprint
-from intertwine.features.pictures import new_figure
-from intertwine.shapes import Float
+from intertwine.figures import new_figure
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 #: How many wires a picture shows, the worst ones first.
 MOST_SHOWN = 12
@@ -180,8 +181,8 @@ def matched_correlations(
     if found is None:
         found = find_symmetry(a, *example_args, **example_kwargs)
         check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
-    features = Features(Moving(found.strands, frozenset()), frozenset(range(len(found.wires))), at)
-    fingerprint = watch(found, a, b, data, [features])
+    features = PairedActivations(MovableStrands(found.strands, frozenset()), frozenset(range(len(found.wires))), at)
+    fingerprint = run_side_by_side(found, a, b, data, [features])
     wires = tuple(_wire(found, s, features) for s in sorted(features.products))
     if not wires:
         raise InputError(
@@ -191,7 +192,7 @@ def matched_correlations(
     return MatchedCorrelations(wires, fingerprint)
 
 
-def _wire(symmetry: Symmetry, s: int, features: Features) -> WireCorrelation:
+def _wire(symmetry: Symmetry, s: int, features: PairedActivations) -> WireCorrelation:
     (products,) = features.products[s].values()
     dead: Sequence[tuple[int, ...]] = [tuple(side.nonzero().flatten().tolist()) for side in products.dead()]
     return WireCorrelation(symmetry.wires[s].name, products.correlation(), (dead[0], dead[1]), tuple(features.names[s]))

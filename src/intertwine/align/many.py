@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from intertwine.align.align import SOLVERS, align
-from intertwine.align.mean import mean_network
-from intertwine.align.objective import counted, squared_distance
-from intertwine.canonical.blocks import weights_of
+from intertwine.align.state import counted_weights, squared_distance
 from intertwine.canonical.equivalence import check_same_architecture
+from intertwine.data.weights import mean_network
 from intertwine.errors import InputError
-from intertwine.frames import frame
+from intertwine.lazy import data_frame
+from intertwine.symmetry.blocks import weights_of
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
@@ -80,7 +80,7 @@ class CommonFrame:
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
-        return frame(self.to_rows())
+        return data_frame(self.to_rows())
 
     def __repr__(self) -> str:
         share = f", {self.after / self.before:.1%} left" if self.before > 0 else ""
@@ -166,7 +166,7 @@ def check_list(models: Iterable[nn.Module], function: str) -> list[nn.Module]:
 
 def spread(symmetry: Symmetry, models: Sequence[nn.Module], buffers: bool = False) -> float:
     """Σᵢ ‖θᵢ − mean‖² over the tensors that wires act on."""
-    weights = [counted(symmetry, m, weights_of(symmetry, m), buffers) for m in models]
+    weights = [counted_weights(symmetry, m, weights_of(symmetry, m), buffers) for m in models]
     total = 0.0
     for name, x in weights[0].items():
         stacked = torch.stack([w[name].to(x.device, torch.float64) for w in weights])

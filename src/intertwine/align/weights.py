@@ -10,11 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from intertwine.align.descent import Step, descend
-from intertwine.align.pair import Pair
-from intertwine.align.starts import Problem, permutations_of
-from intertwine.align.task import Found, Task
-from intertwine.align.visits import improve
+from intertwine.align.solver import (
+    AlignmentProblem,
+    AlignmentTask,
+    Solution,
+    coordinate_descent,
+    coordinate_step,
+    permutations_of,
+)
+from intertwine.align.state import AlignmentStep, MatchingState
 from intertwine.symmetry.element import Element
 
 #: A sweep that lowers the objective by less than this share of it is the last.
@@ -37,14 +41,14 @@ class WeightsOptions:
     relative: bool = False
 
 
-def solve_weights(task: Task, options: WeightsOptions) -> Found:
+def solve_weights(task: AlignmentTask, options: WeightsOptions) -> Solution:
     """The best element of permutations and matrices found, and every step of every start.
 
     The pair is left at that element.
     """
     problem, pair = _relative(task) if options.relative else (task.problem, task.pair)
     generator = torch.Generator().manual_seed(task.seed)
-    history: list[Step] = []
+    history: list[AlignmentStep] = []
     best: tuple[float, Element] | None = None
     equal = pair.unmoved + (ROUNDING * pair.size if problem.matrices else 0.0)
     for name, element in problem.starts(task.starts, task.seed):
@@ -65,10 +69,12 @@ def solve_weights(task: Task, options: WeightsOptions) -> Found:
     return found, history
 
 
-def _descend(task: Task, pair: Pair, start: str, generator: torch.Generator, least: float) -> list[Step]:
+def _descend(
+    task: AlignmentTask, pair: MatchingState, start: str, generator: torch.Generator, least: float
+) -> list[AlignmentStep]:
     """The steps of one start, with the common objective beside what is lowered where these are not one."""
     if pair is task.pair:
-        return descend(pair, improve, start, generator, task.sweeps, least)
+        return coordinate_descent(pair, coordinate_step, start, generator, task.sweeps, least)
     sizes = [_times(task.pair.weights_a[block.parameter], pair.weights_a[block.parameter]) for block in pair.blocks]
 
     def objective() -> float:
@@ -76,17 +82,17 @@ def _descend(task: Task, pair: Pair, start: str, generator: torch.Generator, lea
 
     seen = [objective()]
 
-    def visit(pair: Pair, s: int) -> bool:
-        moved = improve(pair, s)
+    def visit(pair: MatchingState, s: int) -> bool:
+        moved = coordinate_step(pair, s)
         if moved:
             seen.append(objective())
         return moved
 
-    steps = descend(pair, visit, start, generator, task.sweeps, least)
+    steps = coordinate_descent(pair, visit, start, generator, task.sweeps, least)
     return [replace(step, objective=x, own=step.objective) for step, x in zip(steps, seen, strict=True)]
 
 
-def _relative(task: Task) -> tuple[Problem, Pair]:
+def _relative(task: AlignmentTask) -> tuple[AlignmentProblem, MatchingState]:
     """The same task on tensors with entries of mean square one; the symmetry acts on multiples as on themselves."""
     problem, layouts = task.problem, task.problem.symmetry.layouts
     factor: dict[str, float] = {}
@@ -96,7 +102,7 @@ def _relative(task: Task) -> tuple[Problem, Pair]:
         factor[name] = (x.numel() / (lengths[0] * lengths[1])) ** 0.5 if min(lengths) > 0 and not shifted else 1.0
     a, b = ({n: t * factor[n] if t.is_floating_point() else t for n, t in w.items()} for w in (problem.a, problem.b))
     names = task.pair.weights_a
-    pair = Pair(problem.symmetry, {n: a[n] for n in names}, {n: b[n] for n in names}, task.pair.movable)
+    pair = MatchingState(problem.symmetry, {n: a[n] for n in names}, {n: b[n] for n in names}, task.pair.movable)
     return replace(problem, a=a, b=b), pair
 
 

@@ -1,22 +1,29 @@
-"""`equivalent`: do two networks differ by a symmetry only, and by which element of it?"""
+"""`equivalent`: whether two networks differ only by a symmetry, and by which element; and how many networks group into
+equivalence classes. Also the check that two networks have the same architecture.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from intertwine.canonical.blocks import moved, weights_of
-from intertwine.canonical.form import Form, make_form
-from intertwine.canonical.matching import match
+from intertwine.argument_types import finite_float
+from intertwine.canonical.form import CanonicalForm, canonical_form
+from intertwine.canonical.pairing import pair_units
 from intertwine.errors import InputError, MismatchError
-from intertwine.reals import real
+from intertwine.symmetry.blocks import transform_weights, weights_of
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
+
+# ----------------------------------------------------------------------------------------------------
+# `equivalent`: do two networks differ by a symmetry only, and by which element of it?
+
 
 #: Lengths of whole tensors in canonical form that differ by more than this multiple of the tolerance end the search.
 FAR = 1e3
@@ -55,24 +62,26 @@ def equivalent(
         >>> (found @ g).distance(sym.identity()) < 1e-5
         True
     """
-    if real(tol) is None or tol < 0:
+    if finite_float(tol) is None or tol < 0:
         raise InputError(f"tol={tol!r} was asked for. It is a relative difference, 0 or more, such as 1e-6.")
     found = symmetry
     if found is None:
         found = find_symmetry(a, *example_args, **example_kwargs)
         check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
-    return equivalent_forms(make_form(found, weights_of(found, a)), make_form(found, weights_of(found, b)), tol)
+    return equivalent_forms(
+        canonical_form(found, weights_of(found, a)), canonical_form(found, weights_of(found, b)), tol
+    )
 
 
-def equivalent_forms(a: Form, b: Form, tol: float = 1e-6) -> Element | None:
+def equivalent_forms(a: CanonicalForm, b: CanonicalForm, tol: float = 1e-6) -> Element | None:
     """The same on canonical forms, where many networks are compared."""
     if not bool(((a.lengths - b.lengths).abs() <= FAR * tol * (a.lengths + b.lengths)).all()):
         return None
     g = a.element.inverse() @ b.element
-    if agree(a.symmetry, a.weights, moved(b.symmetry, g, b.weights), tol):
+    if agree(a.symmetry, a.weights, transform_weights(b.symmetry, g, b.weights), tol):
         return g
-    g = match(a.symmetry, a.weights, b.weights)
-    return g if agree(a.symmetry, a.weights, moved(b.symmetry, g, b.weights), tol) else None
+    g = pair_units(a.symmetry, a.weights, b.weights)
+    return g if agree(a.symmetry, a.weights, transform_weights(b.symmetry, g, b.weights), tol) else None
 
 
 def agree(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor], tol: float) -> bool:
@@ -80,9 +89,9 @@ def agree(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor], 
     return all(_difference(symmetry, name, a[name], b[name]) <= tol * _room(a[name]) for name in a)
 
 
-def difference(a: Form, b: Form, g: Element) -> float:
+def difference(a: CanonicalForm, b: CanonicalForm, g: Element) -> float:
     """The largest difference of a tensor of a from that of b moved by an element."""
-    there = moved(b.symmetry, g, b.weights)
+    there = transform_weights(b.symmetry, g, b.weights)
     return max((_difference(a.symmetry, name, a.weights[name], there[name]) for name in a.weights), default=0.0)
 
 
@@ -141,3 +150,62 @@ def check_same_mode(a: nn.Module, b: nn.Module) -> None:
                 f"{what} is in training mode and the other is not, so they compute different things. Call "
                 "eval() on both first."
             )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Families: which of many networks of one architecture are the same up to a symmetry.
+
+
+@dataclass(frozen=True)
+class EquivalentCopy:
+    """One network of a family. `element` takes it to the first of the family, up to `difference`."""
+
+    name: str
+    element: Element = field(repr=False)
+    difference: float
+    how: str  # "identical", "moved" (bits differ by the symmetry and rounding only) or "moved, with noise"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "how": self.how, "difference": self.difference}
+
+
+@dataclass(frozen=True)
+class EquivalenceClass:
+    """Networks that are one up to a symmetry; the first that was met stands for all."""
+
+    first: str
+    fingerprint: str
+    copies: tuple[EquivalentCopy, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"first": self.first, "fingerprint": self.fingerprint, "copies": [c.to_dict() for c in self.copies]}
+
+
+def equivalence_classes(forms: Iterable[tuple[str, CanonicalForm]], tol: float = 1e-6) -> tuple[EquivalenceClass, ...]:
+    """Group networks by equivalence. Every copy was checked against the first of its family, weight by weight.
+
+    Args:
+        forms: (name, form) of networks of one architecture; read one by one, the first of each family is kept.
+        tol: as for `intertwine.equivalent`.
+    """
+    firsts: list[tuple[str, CanonicalForm, str]] = []
+    copies: list[list[EquivalentCopy]] = []
+    for name, form in forms:
+        mark = form.fingerprint()
+        for i, (_, first, first_mark) in enumerate(firsts):
+            element = equivalent_forms(first, form, tol)
+            if element is not None:
+                copies[i].append(_member(name, first, form, element, mark == first_mark))
+                break
+        else:
+            firsts.append((name, form, mark))
+            copies.append([])
+    return tuple(EquivalenceClass(n, mark, tuple(c)) for (n, _, mark), c in zip(firsts, copies, strict=True))
+
+
+def _member(name: str, first: CanonicalForm, form: CanonicalForm, element: Element, same_mark: bool) -> EquivalentCopy:
+    if all(bool((first.weights[n] == form.weights[n]).all()) for n in first.weights):
+        return EquivalentCopy(name, element, 0.0, "identical")
+    return EquivalentCopy(
+        name, element, difference(first, form, element), "moved" if same_mark else "moved, with noise"
+    )

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from intertwine.canonical.blocks import weights_of
-from intertwine.canonical.form import make_form
+from intertwine.canonical.form import canonical_form
+from intertwine.symmetry.blocks import weights_of
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
@@ -41,4 +41,4 @@ def fingerprint(
         True
     """
     found = symmetry if symmetry is not None else find_symmetry(model, *example_args, **example_kwargs)
-    return make_form(found, weights_of(found, model)).fingerprint(precision)
+    return canonical_form(found, weights_of(found, model)).fingerprint(precision)

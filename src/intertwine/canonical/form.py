@@ -1,24 +1,195 @@
-"""Form: the canonical form of one set of weights with all that comparing it needs, made once per network."""
+"""`canonicalize`: one representative of all networks that differ only by a symmetry, and `CanonicalForm`, the
+canonical form of one set of weights with its hash and tensor norms.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import cos, log, sqrt
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from intertwine.canonical.blocks import moved
-from intertwine.canonical.canonicalize import canonical_element
-from intertwine.canonical.ranks import sign_bytes
+from intertwine.argument_types import Float, finite_float
+from intertwine.canonical.order import NodeSort, Ordering, printed_permutations, sign_bytes
+from intertwine.canonical.scales import ScaleNormaliser
 from intertwine.errors import InputError
-from intertwine.reals import real
-from intertwine.shapes import Float
+from intertwine.symmetry.blocks import ROUNDING, BlockedWeights, block_weights, transform_weights, weights_of
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
+from intertwine.symmetry.symmetry import symmetry as find_symmetry
+
+# ----------------------------------------------------------------------------------------------------
+# `canonicalize`: one representative of all networks that differ only by a symmetry.
+
+
+#: p of the NodeSort orders, where none is given.
+BASE = 1.1
+ORDERS = ("lexicographic", "nodesort", "nodesort-printed")
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """A network in canonical form: `model`, and the `element` that takes the given model to it.
+
+    `doubts` names what keeps the form from being the only one of its orbit; empty for every network but contrived ones
+    (and always filled for NodeSort as printed).
+    """
+
+    model: nn.Module = field(repr=False)
+    element: Element
+    order: str
+    doubts: tuple[str, ...]
+    symmetry: Symmetry = field(repr=False)
+
+    @property
+    def unique(self) -> bool:
+        """Whether every network of the orbit has this canonical form."""
+        return not self.doubts
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"order": self.order, "unique": self.unique, "doubts": list(self.doubts)}
+
+
+def canonicalize(
+    model: nn.Module,
+    *example_args: Any,
+    order: str = "lexicographic",
+    base: float | int | None = None,
+    symmetry: Symmetry | None = None,
+    **example_kwargs: Any,
+) -> Canonical:
+    """The canonical form of a network: the same for all networks that its symmetry takes into one another.
+
+    Scales are normalised first (every unit's weights get length one), then signs (the first weight is positive), and
+    units are sorted. With permutations and signs alone two networks of one orbit agree to the last bit, with scales up
+    to rounding (1e-6 relative in single precision).
+
+    Args:
+        model: any network; it is not changed. *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`.
+        order: how units are sorted. "lexicographic": by their weights, entry by entry, signs before values.
+            "nodesort": by the inner product of their outgoing weights with powers of `base`, sequentially from the
+            output. "nodesort-printed": as in the thesis that proposed it, which is canonical for one hidden layer only.
+        base: p of the NodeSort orders, 1.1 where it is not given; the lexicographic order has none.
+        symmetry: the symmetry of the model where it is already known (it does not depend on the weights).
+
+    Returns:
+        A `Canonical` with `.model`, `.element` and `.doubts`.
+
+    Raises:
+        InputError: weights that are not finite, an unknown order, a base that overflows, a symmetry with matrices.
+
+    Example:
+        >>> import torch, intertwine
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> x = torch.zeros(1, 3)
+        >>> twin = intertwine.symmetry(model, x).act(intertwine.symmetry(model, x).random(seed=0), model)
+        >>> a, b = intertwine.canonicalize(model, x).model, intertwine.canonicalize(twin, x).model
+        >>> all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+        True
+    """
+    found = symmetry if symmetry is not None else find_symmetry(model, *example_args, **example_kwargs)
+    element, doubts = canonical_element(found, weights_of(found, model), order, base)
+    return Canonical(found.act(element, model), element, order, doubts, found)
+
+
+def canonical_element(
+    symmetry: Symmetry, weights: Mapping[str, Tensor], order: str = "lexicographic", base: float | int | None = None
+) -> tuple[Element, tuple[str, ...]]:
+    """The element that takes weights to their canonical form, and what there is to doubt about it."""
+    base = _checked(symmetry, order, base)
+    if order == "nodesort-printed":
+        doubt = "as printed, NodeSort depends on the order of the units it sorts wherever two hidden layers meet"
+        return _element(symmetry, {}, printed_permutations(block_weights(symmetry, weights), base), {}), (doubt,)
+    cut = block_weights(symmetry, weights, copy=any(s.scales or s.signs for s in symmetry.strands))
+    scales = ScaleNormaliser(cut).run()
+    ordering = sort(cut, order, base)
+    element = _ordered_element(symmetry, scales, ordering)
+    doubts = []
+    if ordering.choices and not _same_from_elsewhere(symmetry, weights, element, order, base):
+        doubts.append("some units look the same from all sides but cannot be exchanged, so their order is arbitrary")
+    coarse = [b.parameter for b in cut.blocks if b.scaled and b.precision > torch.finfo(torch.float32).eps]
+    if coarse:
+        doubts.append(f"scales act on {coarse[0]!r} in half precision, where rounding may change the order of units")
+    return element, tuple(doubts)
+
+
+def sort(cut: BlockedWeights, order: str, base: float) -> Ordering:
+    """Sort weights whose scales are normalised."""
+    return (NodeSort(cut, base) if order == "nodesort" else Ordering(cut)).run()
+
+
+def _ordered_element(symmetry: Symmetry, scales: Mapping[int, Tensor], ordering: Ordering) -> Element:
+    order = {s: ordering.permutation(s) for s, strand in enumerate(symmetry.strands) if strand.permutes}
+    return _element(symmetry, scales, order, ordering.signs)
+
+
+def _element(
+    symmetry: Symmetry, scales: Mapping[int, Tensor], order: Mapping[int, Tensor], signs: Mapping[int, Tensor]
+) -> Element:
+    identity = symmetry.identity()
+    moves = {
+        i: replace(
+            move,
+            permutation=order.get(i, move.permutation),
+            scale=scales.get(i, move.scale),
+            sign=signs.get(i, move.sign),
+        )
+        for i, move in identity.moves.items()
+    }
+    return replace(identity, moves=moves)
+
+
+def _same_from_elsewhere(
+    symmetry: Symmetry, weights: Mapping[str, Tensor], element: Element, order: str, base: float
+) -> bool:
+    """Whether the form is also reached from the form itself with all units shuffled: a choice made no difference."""
+    form = transform_weights(symmetry, element, weights)
+    scaled = any(s.scales for s in symmetry.strands)
+    for seed in range(2):
+        shuffled = symmetry.random(seed)
+        order_of = {i: m.permutation for i, m in shuffled.moves.items() if m.permutation is not None}
+        shuffle = _element(symmetry, {}, order_of, {i: m.sign for i, m in shuffled.moves.items() if m.sign is not None})
+        start = transform_weights(symmetry, shuffle, form)
+        cut = block_weights(symmetry, start, copy=True)
+        again = transform_weights(symmetry, _ordered_element(symmetry, {}, sort(cut, order, base)), start)
+        if not all(_same(form[name], again[name], scaled) for name in symmetry.layouts if name in form):
+            return False
+    return True
+
+
+def _same(x: Tensor, y: Tensor, scaled: bool) -> bool:
+    """Whether two tensors agree, up to rounding where there are scales."""
+    noise = ROUNDING * torch.finfo(x.dtype).eps if scaled and x.is_floating_point() else 0.0
+    return torch.allclose(x, y, rtol=noise, atol=0.0)
+
+
+def _checked(symmetry: Symmetry, order: str, base: float | int | None) -> float:
+    """The base, where all that was asked for can be had."""
+    if order not in ORDERS:
+        raise InputError(f"There is no order {order!r}. Choose one of {', '.join(map(repr, ORDERS))}.")
+    if order == "lexicographic" and base is not None:
+        raise InputError(
+            f"base={base!r} was given, but the lexicographic order has none. Pass order='nodesort', or leave it out."
+        )
+    if base is not None and not (finite_float(base) or 0.0) > 1:
+        raise InputError(f"NodeSort needs a base above 1, {base!r} was given. The thesis's example uses 10; try 1.1.")
+    matrices = [s.name for s in symmetry.strands if s.matrix]
+    if matrices:
+        raise InputError(
+            f"The symmetry lets whole matrices act on {matrices[0]!r}; canonical forms know permutations, scales and "
+            "signs. Pass the symmetry without continuous=True."
+        )
+    return BASE if base is None else float(base)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Form: the canonical form of one set of weights with all that comparing it needs, made once per network.
+
 
 #: Steps of a fingerprint are at least this many units of the precision wide.
 COARSEST = 64.0
@@ -26,7 +197,7 @@ KEPT = 65536  # entries of the fixed vector that are kept for the next fingerpri
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class CanonicalForm:
     """Weights, the element that takes them to their canonical form, and that form."""
 
     symmetry: Symmetry = field(repr=False)
@@ -37,7 +208,7 @@ class Form:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """The canonical form."""
-        return moved(self.symmetry, self.element, self.weights)
+        return transform_weights(self.symmetry, self.element, self.weights)
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -47,7 +218,7 @@ class Form:
 
     def fingerprint(self, precision: float | int = 3e-3) -> str:
         """See `intertwine.fingerprint`."""
-        if not real(precision) or precision < 0:
+        if not finite_float(precision) or precision < 0:
             raise InputError(
                 f"A fingerprint was asked for to a precision of {precision!r}. It is a step that two sums are rounded "
                 "to: a finite number above 0, such as 3e-3, the default."
@@ -68,10 +239,10 @@ class Form:
         return digest.hexdigest()[:32]
 
 
-def make_form(symmetry: Symmetry, weights: Mapping[str, Tensor]) -> Form:
+def canonical_form(symmetry: Symmetry, weights: Mapping[str, Tensor]) -> CanonicalForm:
     """The canonical form of weights."""
     element, doubts = canonical_element(symmetry, weights)
-    return Form(symmetry, weights, element, doubts)
+    return CanonicalForm(symmetry, weights, element, doubts)
 
 
 def _summary(x: Tensor) -> Float[Tensor, 2]:

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from intertwine.connect.evaluation import evaluate
-from intertwine.connect.interpolation import path_between
-from intertwine.connect.scale_correction import corrected_along
-from intertwine.connect.statistics import reset_along
+from intertwine.argument_types import finite_float
+from intertwine.connect.repair import corrected_along
+from intertwine.data.batches import Fingerprint, calls, check_batches, on_device_of
+from intertwine.data.batchnorm import reset_statistics_along
+from intertwine.data.evaluate import Loss, evaluate
+from intertwine.data.weights import path_between
 from intertwine.errors import InputError
-from intertwine.features.batches import calls, check_batches, placed
-from intertwine.features.fingerprint import Fingerprint
-from intertwine.features.pictures import new_figure
-from intertwine.features.scoring import Loss
-from intertwine.frames import frame
-from intertwine.reals import real
+from intertwine.figures import new_figure
+from intertwine.lazy import data_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +79,7 @@ class Barrier:
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
-        return frame(self.to_rows())
+        return data_frame(self.to_rows())
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -160,7 +158,7 @@ def barrier(
         points: how many networks to evaluate, both ends included; an odd number has the middle among them.
         reset_statistics: batches on which BatchNorm statistics are estimated again, at every point and both ends. The
             result then also holds the line without: the two are different experiments.
-        scales: also take the line with scales corrected without data (`intertwine.connect.scale_correction`).
+        scales: also take the line with scales corrected without data (`intertwine.connect.repair`).
         loss: a function of (outputs, targets) that gives one number, or one per sample. Cross-entropy where None, with
             classes on the second axis as torch has them, or on the last.
         memory: GiB of weights and features for points that run at once, on a GPU.
@@ -182,15 +180,15 @@ def barrier(
     """
     if isinstance(points, bool) or not isinstance(points, Integral) or points < 3:
         raise InputError(f"points must be at least 3: both ends and something between; found {points!r}.")
-    if real(memory) is None or memory < 0:
+    if finite_float(memory) is None or memory < 0:
         raise InputError(f"memory={memory!r} was given. It is in GiB, 0 or more; at 0 points run one after another.")
     path = path_between(a, b, torch.linspace(0, 1, points, dtype=torch.float64).tolist())
     lines, reset_data = {"plain": path}, None
     if scales:
         first, data = first_batch(data)
-        lines["scales"] = corrected_along(path, a, b, placed(next(calls([first])), a))
+        lines["scales"] = corrected_along(path, a, b, on_device_of(next(calls([first])), a))
     if reset_statistics is not None:
-        lines["reset"], reset_data = reset_along(path, reset_statistics)
+        lines["reset"], reset_data = reset_statistics_along(path, reset_statistics)
     scores = dict(zip(lines, evaluate(list(lines.values()), data, loss, memory), strict=True))
     made = {name: Barrier(path.ts, x.loss, x.error, x.data) for name, x in scores.items()}
     if "reset" not in made:

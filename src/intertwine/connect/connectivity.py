@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from torch import nn
 
-from intertwine.connect.commutativity import Commutativity
-from intertwine.connect.interpolation import path_between
-from intertwine.connect.layerwise import Walk
-from intertwine.connect.meters import LayerConnectivity, Meters
-from intertwine.connect.statistics import reset_along
+from intertwine.argument_types import finite_float
+from intertwine.connect.layerwise import LayerwisePass
+from intertwine.connect.llfc import Commutativity, LayerConnectivity, LayerMeters
+from intertwine.data.batches import Fingerprint
+from intertwine.data.batchnorm import reset_statistics_along
+from intertwine.data.weights import path_between
 from intertwine.errors import InputError
-from intertwine.features.batches import check_readable_again
-from intertwine.features.fingerprint import Fingerprint
-from intertwine.features.pictures import new_figure
-from intertwine.frames import frame
-from intertwine.reals import real
+from intertwine.figures import new_figure
+from intertwine.lazy import data_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +47,7 @@ class Connectivity:
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
-        return frame(self.to_rows())
+        return data_frame(self.to_rows())
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -156,9 +154,9 @@ def connectivity(
     weights = _checked(alphas)
     path, reset_data = path_between(a, b, [0.0, 1.0, *(1 - alpha for alpha in weights)]), None
     if reset_statistics is not None:
-        path, reset_data = reset_along(path, reset_statistics)
-    walk = Walk([lambda i=i: path.network(i) for i in range(len(path.ts))], data, layers)
-    meters = Meters(a, b, weights)
+        path, reset_data = reset_statistics_along(path, reset_statistics)
+    walk = LayerwisePass([lambda i=i: path.network(i) for i in range(len(path.ts))], data, layers)
+    meters = LayerMeters(a, b, weights)
     for visit in walk:
         meters.ends(visit)
         for i in range(len(weights)):
@@ -167,42 +165,11 @@ def connectivity(
 
 
 def _checked(alphas: Any) -> tuple[float, ...]:
-    given = [alphas] if real(alphas) is not None or not isinstance(alphas, Iterable) else list(alphas)
-    weights = tuple(number for number in map(real, given) if number is not None and 0 < number < 1)
+    given = [alphas] if finite_float(alphas) is not None or not isinstance(alphas, Iterable) else list(alphas)
+    weights = tuple(number for number in map(finite_float, given) if number is not None and 0 < number < 1)
     if not weights or len(weights) < len(given) or len(set(weights)) < len(weights):
         raise InputError(
             "alphas are the weights of the first network in the mix, each once and strictly between 0 and 1; found "
             f"{given}."
         )
     return weights
-
-
-def side_by_side(
-    pairs: Mapping[str, tuple[nn.Module, nn.Module]], data: Any, alpha: float = 0.5, **options: Any
-) -> list[dict[str, Any]]:
-    """The same figures for several pairs of one architecture: one row per layer, columns such as "after: llfc".
-
-    It answers what an alignment did: `{"before": (a, b), "after": (a, aligned.model)}`. For a linear layer the residual
-    of commutativity stands beside its two factors: matching weights shrinks one, matching activations the other.
-
-    Args:
-        pairs: name → two networks. data: batches of (inputs, targets), read once per pair, so no generator.
-        alpha: the weight of the first network. options: of `connectivity`.
-
-    Example:
-        >>> import torch
-        >>> a, b = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-        >>> rows = side_by_side({"one": (a, b), "same": (a, a)}, [(torch.randn(8, 3), torch.zeros(8).long())])
-        >>> rows[0]["one: weights_apart"] > rows[0]["same: weights_apart"]
-        True
-    """
-    check_readable_again(data, "The data is read once per pair")
-    if not pairs:
-        raise InputError("No pair was given. Pass name → (first network, second network).")
-    kept = ("llfc", "c", "baseline", "additivity", "sign_agreement", "commutativity", "weights_apart", "inputs_apart")
-    table: dict[str, dict[str, Any]] = {}
-    for name, (a, b) in pairs.items():
-        for row in connectivity(a, b, data, (alpha,), **options).to_rows():
-            entry = table.setdefault(row["layer"], {"layer": row["layer"], "kind": row["kind"]})
-            entry.update({f"{name}: {key}": row[key] for key in kept})
-    return list(table.values())

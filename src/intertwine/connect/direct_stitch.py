@@ -9,17 +9,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from intertwine.connect.interpolation import path_between
-from intertwine.connect.layerwise import Place, Walk
+from intertwine.connect.layerwise import LayerwisePass, ObservedLayer
+from intertwine.data.batches import Fingerprint
+from intertwine.data.evaluate import Loss, score
+from intertwine.data.layers import evaluating, modules_of
+from intertwine.data.weights import path_between
 from intertwine.errors import InputError
-from intertwine.features.capture import evaluating
-from intertwine.features.fingerprint import Fingerprint
-from intertwine.features.places import modules_of
-from intertwine.features.scoring import Loss, score
 
 
 @dataclass(frozen=True)
-class Stitched:
+class StitchScore:
     """Mean loss and error of the first network up to `layer`, the second from there on."""
 
     layer: str
@@ -29,11 +28,11 @@ class Stitched:
 
 @dataclass(frozen=True, eq=False)
 class DirectStitch:
-    """What `direct_stitch` found: one `Stitched` per layer, and both networks whole under `first` and `second`."""
+    """What `direct_stitch` found: one `StitchScore` per layer, and both networks whole under `first` and `second`."""
 
-    layers: tuple[Stitched, ...]
-    first: Stitched
-    second: Stitched
+    layers: tuple[StitchScore, ...]
+    first: StitchScore
+    second: StitchScore
     data: Fingerprint
     skipped: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -71,8 +70,8 @@ def direct_stitch(
         True
     """
     path = path_between(a, b, [0.0, 1.0])
-    totals: dict[Place | str, Tensor] = {}
-    walk = Walk([lambda: path.network(0), lambda: path.network(1)], data, layers)
+    totals: dict[ObservedLayer | str, Tensor] = {}
+    walk = LayerwisePass([lambda: path.network(0), lambda: path.network(1)], data, layers)
     for visit in walk:
         whole = {"first": visit.a.answer, "second": visit.b.answer}
         stitched = {
@@ -83,18 +82,18 @@ def direct_stitch(
             totals[key] = totals[key] + scores if key in totals else scores
     names = {key: key if isinstance(key, str) else key.name for key in totals}
     found = {key: _made(names[key], total) for key, total in totals.items()}
-    rows = tuple(one for key, one in found.items() if isinstance(key, Place))
+    rows = tuple(one for key, one in found.items() if isinstance(key, ObservedLayer))
     return DirectStitch(rows, found["first"], found["second"], walk.hasher.fingerprint, walk.skipped)
 
 
-def _made(name: str, total: Tensor) -> Stitched:
+def _made(name: str, total: Tensor) -> StitchScore:
     losses, weight, wrong, answers = total.tolist()
     if not weight:
         raise InputError("Every target of the data is marked as ignored (-100), so there is no loss to average.")
-    return Stitched(name, losses / weight, wrong / answers if answers else None)
+    return StitchScore(name, losses / weight, wrong / answers if answers else None)
 
 
-def _answer(model: nn.Module, place: Place, features: Tensor, call: Any) -> Any:
+def _answer(model: nn.Module, place: ObservedLayer, features: Tensor, call: Any) -> Any:
     """What a network answers when the features of another stand at a place."""
     args, kwargs = call
     with evaluating(model), _replaced(modules_of(model)[place.site.path], place, features):
@@ -102,7 +101,7 @@ def _answer(model: nn.Module, place: Place, features: Tensor, call: Any) -> Any:
 
 
 @contextmanager
-def _replaced(module: nn.Module, place: Place, features: Tensor) -> Iterator[None]:
+def _replaced(module: nn.Module, place: ObservedLayer, features: Tensor) -> Iterator[None]:
     calls = 0
 
     def replace(_module: nn.Module, _args: Any, output: Any) -> Tensor | None:

@@ -13,23 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from intertwine.data.batches import Hasher, LabelledBatch, labelled_batches
+from intertwine.data.features import no_samples
+from intertwine.data.layers import LayerPath, exact_paths, layer_paths, modules_of, record
+from intertwine.data.layouts import LayoutFinder
 from intertwine.errors import InputError, MismatchError
-from intertwine.features.capture import record, settled
-from intertwine.features.fingerprint import Hasher
-from intertwine.features.labelled import Labelled, labelled
-from intertwine.features.layer import no_samples
-from intertwine.features.layouts import Layouts
-from intertwine.features.places import Site, modules_of, sites
 from intertwine.symmetry.elementwise import elementwise
 
 Networks = Sequence[Callable[[], nn.Module]]  # both ends first; each is asked for again on every batch
 
 
 @dataclass(frozen=True)
-class Place:
+class ObservedLayer:
     """A layer that is looked at: its place, the class of its module, and the layout of what it gives out."""
 
-    site: Site
+    site: LayerPath
     kind: str
     layout: str
 
@@ -53,27 +51,27 @@ def _real(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LayerOutputs:
     """What one network did on a batch: place → what came out and what went in; and what the network answered."""
 
-    outputs: dict[Place, Tensor]
-    inputs: dict[Place, Tensor]
+    outputs: dict[ObservedLayer, Tensor]
+    inputs: dict[ObservedLayer, Tensor]
     answer: Tensor | None
 
 
 @dataclass(frozen=True)
-class Visit:
+class PairBatch:
     """One batch: the features of both ends; `between(i)` runs the i-th network between them."""
 
-    batch: Labelled
-    places: tuple[Place, ...]
-    a: Seen
-    b: Seen
-    between: Callable[[int], Seen]
+    batch: LabelledBatch
+    places: tuple[ObservedLayer, ...]
+    a: LayerOutputs
+    b: LayerOutputs
+    between: Callable[[int], LayerOutputs]
 
 
 @dataclass
-class Walk:
+class LayerwisePass:
     """A pass over the data. `skipped` names the layers that gave no features, with the reason.
 
     Args:
@@ -86,21 +84,21 @@ class Walk:
     layers: str | Iterable[str] | None = None
     skipped: dict[str, str] = field(default_factory=dict)
     hasher: Hasher = field(default_factory=Hasher)
-    _places: tuple[Place, ...] = ()
-    _wanted: tuple[Site, ...] = ()
+    _places: tuple[ObservedLayer, ...] = ()
+    _wanted: tuple[LayerPath, ...] = ()
     _device: torch.device | None = None  # of the first network: there all features are brought together
 
-    def __iter__(self) -> Iterator[Visit]:
-        for batch in labelled(self.data, self.networks[0](), self.hasher):
+    def __iter__(self) -> Iterator[PairBatch]:
+        for batch in labelled_batches(self.data, self.networks[0](), self.hasher):
             if not self._places:
                 self._begin(batch)
             a, b = (self._run(i, batch) for i in range(2))
-            yield Visit(batch, self._places, a, b, lambda i, batch=batch: self._run(2 + i, batch))
+            yield PairBatch(batch, self._places, a, b, lambda i, batch=batch: self._run(2 + i, batch))
 
-    def _begin(self, batch: Labelled) -> None:
+    def _begin(self, batch: LabelledBatch) -> None:
         """Find out on the first network which layers are called, how often, and what they give out."""
-        model, known = self.networks[0](), Layouts()
-        asked = _default(model) if self.layers is None else sites(model, self.layers)
+        model, known = self.networks[0](), LayoutFinder()
+        asked = _default(model) if self.layers is None else layer_paths(model, self.layers)
         inputs = tuple(_input_of(path) for path in dict.fromkeys(site.path for site in asked))
         with known.watching(model):
             found, skipped = record(model, batch.call, (*asked, *inputs), note=known.note)
@@ -115,16 +113,16 @@ class Walk:
             if reason:
                 self.skipped[str(site)] = reason
             else:
-                places.append(Place(replace(site, exact=True), known.kinds[this], layout))
+                places.append(ObservedLayer(replace(site, exact=True), known.kinds[this], layout))
         if not places:
             words = "; ".join(f"{name}: {reason}" for name, reason in list(self.skipped.items())[:3])
             raise InputError(f"There is no layer to look at. {words or 'The network has no layer with weights.'}")
         self._places, self._device = tuple(places), next(iter(found.values())).device
         heard = {(place.site.path, place.site.call) for place in places}
         heard_inputs = [site for site in found if _is_input(site) and (site.path, site.call) in heard]
-        self._wanted = settled([*(place.site for place in places), *heard_inputs])
+        self._wanted = exact_paths([*(place.site for place in places), *heard_inputs])
 
-    def _run(self, which: int, batch: Labelled) -> Seen:
+    def _run(self, which: int, batch: LabelledBatch) -> LayerOutputs:
         model = self.networks[which]()
         known = modules_of(model)
         absent = [site.path for site in self._wanted if site.path not in known]
@@ -133,28 +131,28 @@ class Walk:
                 f"The networks differ: one of them has no layer {absent[0]!r}. Only networks of one architecture can "
                 "be compared layer by layer."
             )
-        found, _ = record(model, batch.call, (*self._wanted, ANSWER), self._device)
+        found, _ = record(model, batch.call, (*self._wanted, MODEL_OUTPUT), self._device)
         for place in self._places:
             if problem := no_samples(found[place.site], place.layout, batch.samples):
                 raise MismatchError(f"The layer {place.name!r} {problem}")
         inputs = {(site.path, site.call): x for site, x in found.items() if _is_input(site)}
-        return Seen(
+        return LayerOutputs(
             {p: found[p.site] for p in self._places},
             {p: inputs[key] for p in self._places if (key := (p.site.path, p.site.call)) in inputs},
-            found.get(ANSWER),
+            found.get(MODEL_OUTPUT),
         )
 
 
 #: What the whole network gives out; absent where that is no tensor.
-ANSWER = Site("", asked="the answer of the network", exact=False)
+MODEL_OUTPUT = LayerPath("", asked="the answer of the network", exact=False)
 
 
-def _input_of(path: str) -> Site:
+def _input_of(path: str) -> LayerPath:
     """What goes into a module, beside what was asked for; the words keep it apart from a place the user asks for."""
-    return Site(path, "input", asked=f"the input of {path}", exact=False)
+    return LayerPath(path, "input", asked=f"the input of {path}", exact=False)
 
 
-def _is_input(site: Site) -> bool:
+def _is_input(site: LayerPath) -> bool:
     return site.asked == _input_of(site.path).asked
 
 
@@ -164,12 +162,12 @@ def _no_numbers(x: Tensor) -> str:
     return f"gives {str(x.dtype).removeprefix('torch.')}, which has no angles."
 
 
-def _default(model: nn.Module) -> tuple[Site, ...]:
+def _default(model: nn.Module) -> tuple[LayerPath, ...]:
     """Every module that holds weights or running statistics of its own, and every elementwise activation."""
     table = modules_of(model)
     first = {id(module): path for path, module in reversed(table.items())}  # a shared module by its first path
     found = [p for p, module in table.items() if first[id(module)] == p and (_holds(module) or is_activation(module))]
-    return tuple(Site(path, exact=False) for path in found)
+    return tuple(LayerPath(path, exact=False) for path in found)
 
 
 def _holds(module: nn.Module) -> bool:

@@ -1,28 +1,39 @@
-"""Cutting: a network whose features have been merged at full width becomes a smaller module of the same classes."""
+"""Removes features from the tensors and modules of a network, and checks that the smaller module computes the same
+outputs as the full-width one.
+"""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
 
+from intertwine.data.layers import evaluating
 from intertwine.errors import InputError
-from intertwine.graph.capture import empty_caches, tied_names
-from intertwine.graph.copies import copied
+from intertwine.graph.model import copy_module, empty_caches, tied_names
 from intertwine.graph.program import Call
-from intertwine.symmetry.layout import Leaf, Plus, Times, Tree
+from intertwine.graph.runner import float64_forward, to_float64
+from intertwine.symmetry.certify import relative_error
+from intertwine.symmetry.geometry import LayoutAxis, ProductAxis, SumAxis, WireAxis
 from intertwine.symmetry.symmetry import Symmetry
 
-Kept = Mapping[int, Sequence[int]]  # strand → the features that stay
+# ----------------------------------------------------------------------------------------------------
+# Cutting: a network whose features have been merged at full width becomes a smaller module of the same classes.
 
 
-def widened(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+KeptFeatures = Mapping[int, Sequence[int]]  # strand → the features that stay
+
+
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """A copy with some tensors replaced, by their first names; nothing changes its shape."""
-    wide = copied(model)
+    wide = copy_module(model)
     tied = tied_names(wide)
     with torch.no_grad():
         for name, tensor in [*wide.named_parameters(), *wide.named_buffers()]:
@@ -32,9 +43,9 @@ def widened(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     return wide
 
 
-def cut(model: nn.Module, symmetry: Symmetry, kept: Kept) -> nn.Module:
+def cut_model(model: nn.Module, symmetry: Symmetry, kept: KeptFeatures) -> nn.Module:
     """A copy of a model with the features that stay, and the sizes its modules state set to match."""
-    small = copied(model)
+    small = copy_module(model)
     tied = tied_names(small)
     new: dict[str, Tensor] = {}
     for path, module in list(small.named_modules()):
@@ -60,32 +71,32 @@ def _like(old: Tensor, new: Tensor) -> Tensor:
     return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
-def _cut_tensor(x: Tensor, axes: Sequence[Tree], kept: Kept) -> Tensor:
+def _cut_tensor(x: Tensor, axes: Sequence[LayoutAxis], kept: KeptFeatures) -> Tensor:
     for axis, tree in enumerate(axes):
-        index = torch.tensor(positions(tree, kept), device=x.device)
+        index = torch.tensor(kept_positions(tree, kept), device=x.device)
         if len(index) < x.shape[axis]:
             x = x.index_select(axis, index)
     return x.clone()
 
 
-def positions(tree: Tree, kept: Kept) -> list[int]:
+def kept_positions(tree: LayoutAxis, kept: KeptFeatures) -> list[int]:
     """The positions of an axis that stay.
 
-    >>> from intertwine.symmetry.layout import Leaf, Plus, Still, Times
-    >>> positions(Plus((Still(2), Times((Leaf(0, 3), Still(2))))), {0: [0, 2]})
+    >>> from intertwine.symmetry.geometry import WireAxis, SumAxis, FixedAxis, ProductAxis
+    >>> kept_positions(SumAxis((FixedAxis(2), ProductAxis((WireAxis(0, 3), FixedAxis(2))))), {0: [0, 2]})
     [0, 1, 2, 3, 6, 7]
     """
     match tree:
-        case Leaf():
+        case WireAxis():
             return list(kept.get(tree.strand, range(tree.size)))
-        case Times():
+        case ProductAxis():
             found = [0]
             for part in tree.parts:
-                found = [i * part.size + j for i in found for j in positions(part, kept)]
+                found = [i * part.size + j for i in found for j in kept_positions(part, kept)]
             return found
-        case Plus():
+        case SumAxis():
             begins = [sum(p.size for p in tree.parts[:k]) for k in range(len(tree.parts))]
-            return [b + i for b, part in zip(begins, tree.parts, strict=True) for i in positions(part, kept)]
+            return [b + i for b, part in zip(begins, tree.parts, strict=True) for i in kept_positions(part, kept)]
     return list(range(tree.size))
 
 
@@ -116,7 +127,7 @@ def _state_sizes(module: Any) -> None:
 # -- zeros around features ---------------------------------------------------------------------------------------------
 
 
-def _repad(small: nn.Module, symmetry: Symmetry, kept: Kept) -> None:
+def _repad(small: nn.Module, symmetry: Symmetry, kept: KeptFeatures) -> None:
     """Zeros that a shortcut lays around its features are as many as the features they meet; a module must own them."""
     graph = symmetry._discovery.graph
     for call in graph.program.calls:
@@ -135,11 +146,11 @@ def _repad(small: nn.Module, symmetry: Symmetry, kept: Kept) -> None:
             setattr(module, key, type(getattr(module, key))(new))
 
 
-def _new_pads(old: Sequence[int], axes: Sequence[Tree], kept: Kept) -> Iterator[int]:
+def _new_pads(old: Sequence[int], axes: Sequence[LayoutAxis], kept: KeptFeatures) -> Iterator[int]:
     """The zeros before and after, from the last axis to the first, that are left."""
     for i in range(0, len(old), 2):
         tree = axes[len(axes) - 1 - i // 2]
-        stay = positions(tree, kept)
+        stay = kept_positions(tree, kept)
         yield sum(p < old[i] for p in stay) if old[i] > 0 else old[i]
         yield sum(p >= tree.size - old[i + 1] for p in stay) if old[i + 1] > 0 else old[i + 1]
 
@@ -150,3 +161,76 @@ def _hard_coded(call: Call, old: Sequence[int], new: Sequence[int]) -> str:
         f"{call.path or type(call).__name__!r} holds; the folded network needs {tuple(new)}. Keep the padding in an "
         "attribute (self.padding = …) and read it in the forward, or give no beta for the wires that meet there."
     )
+
+
+TOLERANCE = 1e-9
+Example = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def outputs_in_float64(model: nn.Module, example: Example) -> list[Tensor]:
+    """Every tensor a model in double precision returns, in evaluation mode."""
+    args, kwargs = to_float64(example)
+    with evaluating(model), float64_forward():
+        return [v for v in tree_leaves(model(*args, **kwargs)) if isinstance(v, Tensor)]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Checking: the smaller module computes what the merged network computes at full width, to the last digits.
+
+
+_TORCH = Path(torch.__file__).parent
+
+
+def check_outputs(wide: nn.Module, small: nn.Module, example: Example) -> float:
+    """The largest difference of two networks on the example in double precision, relative to the outputs.
+
+    Raises:
+        InputError: the small one does not run, or computes something else; it names the line or the module.
+    """
+    expected = outputs_in_float64(copy_module(wide).double(), example)
+    running = _Running(small)
+    try:
+        found = outputs_in_float64(running.model, example)
+    except Exception as error:
+        raise InputError(
+            f"The network was cut to fewer features, and its forward fails {_place(error, running.inside)}: {error}. "
+            "A width is written into the forward there; read it off a tensor or a module (x.shape[1], "
+            "self.fc.in_features, nn.Flatten) instead, or give no beta for the wires that meet there."
+        ) from error
+    pairs = [(a, b) for a, b in zip(expected, found, strict=True) if a.is_floating_point()]
+    for a, b in pairs:
+        if a.shape != b.shape:
+            raise InputError(
+                f"The network was cut to fewer features, and its output changed shape from {tuple(a.shape)} to "
+                f"{tuple(b.shape)}. Its forward returns hidden features; they cannot be folded."
+            )
+    worst = max((relative_error(a, b) for a, b in pairs), default=0.0)
+    if not worst <= TOLERANCE:
+        raise InputError(
+            f"The network was cut to fewer features, and its outputs differ by {worst:.1e} from those of the same "
+            "network at full width. Its forward uses a width without failing: a slice such as x[:, :64], a division "
+            "by a number of features. Read the width off a tensor or a module instead."
+        )
+    return worst
+
+
+class _Running:
+    """A copy in double precision that knows which modules it is in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = copy_module(model).double()
+        self.inside: list[str] = []
+        for path, module in self.model.named_modules():
+            module.register_forward_pre_hook(lambda *_, path=path: self.inside.append(path))
+            module.register_forward_hook(lambda *_: self._leave())
+
+    def _leave(self) -> None:
+        self.inside.pop()
+
+
+def _place(error: Exception, inside: list[str]) -> str:
+    """Where a forward failed: its innermost line that is not torch's own, else the module."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.name == "forward" and _TORCH not in Path(f.filename).parents]
+    near = f"in the module {inside[-1]!r}" if inside and inside[-1] else "in the model's own forward"
+    return f"at {Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line}), {near}" if own else near

@@ -8,17 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from intertwine.errors import InputError, did_you_mean
-from intertwine.fold.checking import compare
-from intertwine.fold.costs import Change, count_flops, count_parameters
-from intertwine.fold.cutting import cut
-from intertwine.fold.folded import Fold, Groups
-from intertwine.fold.merging import Merging
+from intertwine.errors import InputError
+from intertwine.fold.cutting import check_outputs, cut_model
+from intertwine.fold.merging import MergeState, run_schedule
 from intertwine.fold.options import Beta, Options
-from intertwine.fold.prepared import Prepared, prepare
-from intertwine.fold.schedules import run
-from intertwine.fold.sites import Skipped
-from intertwine.graph.copies import copied
+from intertwine.fold.prepare import PreparedModel, Skipped, prepare
+from intertwine.fold.result import Fold, Groups, Reduction, count_flops, count_parameters
 
 
 def fold(
@@ -48,7 +43,7 @@ def fold(
         terms: what makes two features differ: "in", their incoming rows, which is all that equivalence needs; "in+out"
             (Eq. 6), their outgoing columns too. bias: whether biases count as part of the rows.
         rows: "effect" compares features by what a merge would change in the layers that read them, and takes those that
-            are the same up to a scale that the activation lets through (see `intertwine.fold.effects`). "ward"
+            are the same up to a scale that the activation lets through (see `intertwine.fold.merging`). "ward"
             compares rows alone, what was merged by its mean, larger groups as farther apart. "mean" counts groups as
             single features, and draws in everything once beta is not small. "sum" compares sums as they stand (as
             printed), so that a sum of features is far from its like, and of three equal features one is left over.
@@ -79,14 +74,14 @@ def fold(
     """
     options = Options(beta, schedule, terms, bias, rows, maximum, norm, max_ratio)
     prepared = prepare(model, (example_args, example_kwargs), norm)
-    return finished(prepared, merged(prepared, options))
+    return build_fold(prepared, merge_all(prepared, options))
 
 
-def merged(prepared: Prepared, options: Options) -> Merging:
+def merge_all(prepared: PreparedModel, options: Options) -> MergeState:
     """Merge features until every wire has stopped."""
     options.check_wires([wire.name for wire in prepared.wires])
-    merging = Merging(prepared.wires, options)
-    run(merging)
+    merging = MergeState(prepared.wires, options)
+    run_schedule(merging)
     return merging
 
 
@@ -115,7 +110,7 @@ def fold_groups(
     """
     prepared = prepare(model, (example_args, example_kwargs), norm)
     Options(beta=dict.fromkeys(groups, 0.5)).check_wires([wire.name for wire in prepared.wires])
-    merging = Merging(prepared.wires, Options(rows="ward", norm=norm))
+    merging = MergeState(prepared.wires, Options(rows="ward", norm=norm))
     for w, wire in enumerate(prepared.wires):
         named = [sorted(group) for group in groups.get(wire.name, ())]
         flat = [i for group in named for i in group]
@@ -127,20 +122,20 @@ def fold_groups(
         for first, *others in filter(None, named):
             for other in others:
                 merging.merge(w, first, other)
-    return finished(prepared, merging)
+    return build_fold(prepared, merging)
 
 
-def finished(prepared: Prepared, merging: Merging, betas: Mapping[str, float] | None = None) -> Fold:
+def build_fold(prepared: PreparedModel, merging: MergeState, betas: Mapping[str, float] | None = None) -> Fold:
     """Build the smaller module, check it, and count. `betas`: where each wire was stopped, if they were chosen."""
     merging.settle()
     kept = {wire.strand: merging.kept(w) for w, wire in enumerate(prepared.wires)}
     groups = {wire.name: merging.merged(w) for w, wire in enumerate(prepared.wires)}
     rules = {wire.name: wire.rule for wire in merging.wires}
-    return replace(as_fold(prepared, prepared.widened(kept), kept, groups, rules), betas=betas or {})
+    return replace(assemble_fold(prepared, prepared.widened(kept), kept, groups, rules), betas=betas or {})
 
 
-def as_fold(
-    prepared: Prepared,
+def assemble_fold(
+    prepared: PreparedModel,
     wide: nn.Module,
     kept: Mapping[int, Sequence[int]],
     groups: Groups,
@@ -149,48 +144,16 @@ def as_fold(
 ) -> Fold:
     """Cut a network that has its new weights at full width, check that this changes nothing, and count."""
     model, example = prepared.model, prepared.example
-    small = cut(wide, prepared.symmetry, kept)
-    error = compare(wide, small, example)  # first of all: what runs after it relies on a forward that works
+    small = cut_model(wide, prepared.symmetry, kept)
+    error = check_outputs(wide, small, example)  # first of all: what runs after it relies on a forward that works
     return Fold(
         small,
         groups,
         rules,
-        Change(count_parameters(model), count_parameters(small)),
-        Change(*(count_flops(m, example) for m in (model, small))),
+        Reduction(count_parameters(model), count_parameters(small)),
+        Reduction(*(count_flops(m, example) for m in (model, small))),
         (*prepared.skipped, *skipped),
         error,
         model,
         example,
     )
-
-
-def shrink(model: nn.Module, *example_args: Any, widths: Mapping[str, int], **example_kwargs: Any) -> nn.Module:
-    """A network cut to the widths of a folded one, so that the folded weights can be loaded into it.
-
-    Args:
-        model: a network made as the one that was folded; its weights do not matter, and it is not changed.
-        *example_args, **example_kwargs: inputs it can be called with.
-        widths: wire → number of features, such as `{name: w.after for name, w in folded.widths.items()}`.
-
-    Raises:
-        InputError: a wire is not there, or has fewer features than it is to keep.
-
-    Example:
-        >>> import torch
-        >>> from intertwine.fold.fold import fold, shrink
-        >>> make = lambda: torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> folded = fold(make(), torch.zeros(1, 3), beta=0.5)
-        >>> again = shrink(make(), torch.zeros(1, 3), widths={n: w.after for n, w in folded.widths.items()})
-        >>> again.load_state_dict(folded.model.state_dict())
-        <All keys matched successfully>
-    """
-    prepared = prepare(copied(model), (example_args, example_kwargs))
-    wires = {wire.name: wire for wire in prepared.wires}
-    for name, width in widths.items():
-        if name not in wires or not 1 <= width <= wires[name].size:
-            found = f"has {wires[name].size} features" if name in wires else "is not there or cannot be folded"
-            raise InputError(
-                f"The wire {name!r} was to have {width} features; in this network it {found}. "
-                f"{'' if name in wires else did_you_mean(name, wires)}Pass a network made as the one that was folded."
-            )
-    return cut(prepared.model, prepared.symmetry, {wires[n].strand: range(w) for n, w in widths.items()})

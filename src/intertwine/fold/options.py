@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from intertwine.argument_types import finite_float
 from intertwine.errors import InputError, did_you_mean
-from intertwine.reals import real
 
 #: The choices of every option that is a word; the first is the default.
 CHOICES = {
@@ -60,7 +60,7 @@ class Options:
             value = getattr(self, name)
             check_word(name, value, known)
         for where, beta in self.beta.items() if isinstance(self.beta, Mapping) else [("", self.beta)]:
-            if not 0 < (real(beta) or 0.0) < 1:
+            if not 0 < (finite_float(beta) or 0.0) < 1:
                 of = f" for {where!r}" if where else ""
                 raise InputError(
                     f"beta={beta!r} was asked for{of}. It is a share of a distance, above 0 and below 1: "
@@ -68,7 +68,7 @@ class Options:
                 )
         if not isinstance(self.bias, bool):
             raise InputError(f"bias={self.bias!r} was asked for. True counts biases as part of rows, False does not.")
-        if self.max_ratio is not None and not 0 < (real(self.max_ratio) or 0.0) <= 1:
+        if self.max_ratio is not None and not 0 < (finite_float(self.max_ratio) or 0.0) <= 1:
             raise InputError(
                 f"max_ratio={self.max_ratio!r} was asked for. It is the largest share of a layer's features that may "
                 "be merged away: above 0, at most 1; None for no limit."

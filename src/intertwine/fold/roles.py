@@ -1,29 +1,39 @@
-"""Roles: what every axis of a parameter does with features, read off the calls that use it.
-
-"write": an output of a layer, one slice per feature (rows of a weight, bias). "read": an input of a layer, which adds
-features up. "each": one number or kernel per feature, on its way (depthwise convolution, PReLU, layer scale).
+"""What each axis of a parameter does with features (writes, reads, or scales them), and double-precision working
+tensors in which a BatchNorm is folded into the layer before it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from intertwine.graph.program import Call, Program, Ref
+from intertwine.symmetry.geometry import Layout, LayoutAxis, ProductAxis, SumAxis, WireAxis
+
+# ----------------------------------------------------------------------------------------------------
+# Roles: what every axis of a parameter does with features, read off the calls that use it.
+#
+# "write": an output of a layer, one slice per feature (rows of a weight, bias). "read": an input of a layer, which adds
+# features up. "each": one number or kernel per feature, on its way (depthwise convolution, PReLU, layer scale).
+
 
 #: Calls that hand a tensor on as it is.
-SAME = ("aten.alias.default", "aten.contiguous.default", "aten.clone.default", "aten.detach.default")
+IDENTITY_OPS = ("aten.alias.default", "aten.contiguous.default", "aten.clone.default", "aten.detach.default")
 #: Calls that combine features with one number each.
-POINTWISE = ("aten.mul.Tensor", "aten.add.Tensor", "aten.sub.Tensor", "aten.div.Tensor", "aten.mul_.Tensor",
+POINTWISE_OPS = ("aten.mul.Tensor", "aten.add.Tensor", "aten.sub.Tensor", "aten.div.Tensor", "aten.mul_.Tensor",
              "aten.add_.Tensor")  # fmt: skip
 #: Norms whose statistics run over features.
-ACROSS = ("layer_norm", "rms_norm", "group_norm")
+NORMS_ACROSS_FEATURES = ("layer_norm", "rms_norm", "group_norm")
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerBeforeNorm:
     """A linear or convolution layer right before a BatchNorm; `axis` is that of its weight which writes features."""
 
     weight: str
@@ -33,7 +43,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Norm:
+class BatchNormTensors:
     """A BatchNorm with running statistics, by the names of its tensors; `layer` is what it can be folded into."""
 
     weight: str | None
@@ -41,7 +51,7 @@ class Norm:
     mean: str
     var: str
     eps: float
-    layer: Layer | None
+    layer: LayerBeforeNorm | None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,7 +64,7 @@ class Roles:
 
     axes: Mapping[tuple[str, int], str]
     unclear: Mapping[str, str]
-    norms: tuple[Norm, ...]
+    norms: tuple[BatchNormTensors, ...]
 
 
 def roles_of(program: Program) -> Roles:
@@ -78,7 +88,7 @@ class _Reader:
     def __init__(self, program: Program) -> None:
         self.axes: dict[tuple[str, int], str] = {}
         self.unclear: dict[str, str] = {}
-        self.norms: list[Norm] = []
+        self.norms: list[BatchNormTensors] = []
         self.targets = {s.name: s.target for s in program.sources if s.target is not None}
         self.shapes = {s.target: s.shape for s in program.sources if s.target is not None}
         self.made = {call.name: call for call in program.calls}
@@ -90,7 +100,7 @@ class _Reader:
     def take(self, call: Call) -> None:
         """Note what one call does with the parameters it reads."""
         args = arguments(call)
-        if call.op in SAME and isinstance(args[0], Ref) and args[0].name in self.targets:
+        if call.op in IDENTITY_OPS and isinstance(args[0], Ref) and args[0].name in self.targets:
             self.targets[call.name] = self.targets[args[0].name]
             return
         named = {i: t for i, a in enumerate(args) if isinstance(a, Ref) and (t := self.targets.get(a.name))}
@@ -117,7 +127,7 @@ class _Reader:
             yield from ((i, {0: "each"}) for i in range(1, 5))
         elif op == "aten.embedding.default":
             yield 0, {1: "write"}
-        elif op in POINTWISE:
+        elif op in POINTWISE_OPS:
             yield from ((i, dict.fromkeys(range(len(self.shapes[t])), "each")) for i, t in named.items())
 
     def _convolution(self, op: str, args: list[Any], named: dict[int, str]) -> dict[int, str] | None:
@@ -132,7 +142,7 @@ class _Reader:
     def _note(self, call: Call, target: str, axes: dict[int, str] | None) -> None:
         if axes is None:
             what = call.op.removeprefix("aten.").split(".")[0]
-            if any(norm in call.op for norm in ACROSS):
+            if any(norm in call.op for norm in NORMS_ACROSS_FEATURES):
                 why = f"{what} at {call.place} takes statistics over all features together, so their number matters"
             elif "conv" in call.op:
                 why = f"{what} at {call.place} has groups of several channels, and merging two of them is not exact"
@@ -144,29 +154,33 @@ class _Reader:
             if self.axes.setdefault((target, axis), role) != role:
                 self.unclear.setdefault(target, f"{target} is used in two ways")
 
-    def _norm(self, args: list[Any], named: dict[int, str]) -> Norm | None:
+    def _norm(self, args: list[Any], named: dict[int, str]) -> BatchNormTensors | None:
         """A BatchNorm that uses running statistics, each tensor of it in this call alone."""
         if args[5] or 3 not in named or 4 not in named or any(self.used[t] > 1 for t in named.values()):
             return None
-        return Norm(named.get(1), named.get(2), named[3], named[4], float(args[7]), self._layer(args[0]))
+        return BatchNormTensors(named.get(1), named.get(2), named[3], named[4], float(args[7]), self._layer(args[0]))
 
-    def _layer(self, source: Any) -> Layer | None:
+    def _layer(self, source: Any) -> LayerBeforeNorm | None:
         """The layer whose output goes into a BatchNorm and nowhere else, its tensors in no other call."""
         while isinstance(source, Ref) and source.name in self.made and self.readers[source.name] == 1:
             call, args = self.made[source.name], arguments(self.made[source.name])
             if "conv" in call.op or call.op == "aten.linear.default":
                 return self._own_layer(call, args)
-            if call.op not in SAME:
+            if call.op not in IDENTITY_OPS:
                 return None
             source = args[0]
         return None
 
-    def _own_layer(self, call: Call, args: list[Any]) -> Layer | None:
+    def _own_layer(self, call: Call, args: list[Any]) -> LayerBeforeNorm | None:
         named = {i: t for i, a in enumerate(args) if isinstance(a, Ref) and (t := self.targets.get(a.name))}
         roles = dict(self._known(call, args, named)).get(1, {})
         axis = next((i for i, role in roles.items() if role != "read"), None)
         own = all(self.used[t] == 1 for t in named.values()) and (2 in named or args[2] is None)
-        return Layer(named[1], named.get(2), axis, roles[axis]) if axis is not None and own and 1 in named else None
+        return (
+            LayerBeforeNorm(named[1], named.get(2), axis, roles[axis])
+            if axis is not None and own and 1 in named
+            else None
+        )
 
 
 def _inside(args: list[Any], targets: Mapping[str, str]) -> Iterator[str]:
@@ -175,3 +189,193 @@ def _inside(args: list[Any], targets: Mapping[str, str]) -> Iterator[str]:
         for item in arg if isinstance(arg, (list, tuple)) else ():
             if isinstance(item, Ref) and item.name in targets:
                 yield targets[item.name]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Working tensors: the weights of a network in double precision, in the form in which features are merged.
+#
+# With norm="fold" a BatchNorm in evaluation mode is a scale s = γ/√(v+eps) and a shift per feature. Right behind a layer
+# the scale goes into the rows of the layer, and |γ|, |γ|·√(v+eps), β, s·mean and s·bias are kept beside. All of these
+# are merged by the same sums as the rows, and give back a BatchNorm and a layer at the end. Nothing is lost on the way,
+# and statistics and γ keep their meaning, so that the smaller network can be trained as the larger one.
+# Elsewhere scale and shift stay as two numbers per feature.
+
+
+@dataclass(frozen=True)
+class WorkingTensor:
+    """One tensor that merging changes. `counted`: whether distances look at it: "in", "bias" or None."""
+
+    name: str
+    data: Tensor
+    axes: tuple[LayoutAxis, ...]
+    roles: tuple[str | None, ...]
+    counted: str | None
+
+
+Finisher = Callable[[], dict[str, Tensor]]  # the tensors of the network, once everything is merged
+
+
+@dataclass(frozen=True)
+class WorkingTensors:
+    """All working tensors, and how the network's own tensors are read off them."""
+
+    tensors: tuple[WorkingTensor, ...]
+    finishes: tuple[Finisher, ...]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The network's tensors as they stand, at full width; features merged into others are zero."""
+        return {name: tensor for finish in self.finishes for name, tensor in finish().items()}
+
+
+def working_tensors(
+    layouts: Mapping[str, Layout], roles: Roles, weights: Mapping[str, Tensor], norm: str
+) -> WorkingTensors:
+    """Working tensors of a network. The given weights are not changed."""
+    own = {name: t.detach().to("cpu", torch.float64, copy=True).contiguous() for name, t in weights.items()}
+    maker = _Maker(layouts, roles, own)
+    for found in roles.norms:
+        maker.take_norm(found, norm)
+    for name in weights:
+        if name not in maker.taken:
+            maker.plain(name)
+    return WorkingTensors(tuple(maker.tensors), tuple(maker.finishes))
+
+
+class _Maker:
+    def __init__(self, layouts: Mapping[str, Layout], roles: Roles, own: dict[str, Tensor]) -> None:
+        self.layouts, self.roles, self.own = layouts, roles, own
+        self.tensors: list[WorkingTensor] = []
+        self.finishes: list[Finisher] = []
+        self.taken: set[str] = set()
+
+    def plain(self, name: str) -> None:
+        """A tensor that is merged as it is."""
+        axes = self.layouts[name].axes
+        roles = tuple(self.roles.axes.get((name, axis)) for axis in range(len(axes)))
+        counted = "bias" if roles == ("write",) else "in"
+        self.tensors.append(WorkingTensor(name, self.own[name], axes, roles, counted))
+        self.finishes.append(lambda: {name: self.own[name]})
+
+    def take_norm(self, norm: BatchNormTensors, how: str) -> None:
+        layer = (norm.layer.weight, norm.layer.bias) if norm.layer else ()
+        names = {name for name in (*norm.names, *layer) if name is not None}
+        if not names <= self.own.keys():  # no wire moves it
+            return
+        self.taken |= names
+        tree = self.layouts[norm.weight or norm.mean].axes[0]
+        if how == "sum":
+            self._raw(norm, tree)
+        elif norm.layer is None:
+            self._affine(norm, tree)
+        else:
+            self._folded(norm, norm.layer, tree)
+
+    def _layer(self, layer: LayerBeforeNorm, tree: LayoutAxis) -> None:
+        """The weight of a layer before a BatchNorm; scales pass it as they pass the norm."""
+        axes = list(self.layouts[layer.weight].axes)
+        axes[layer.axis] = tree
+        roles = tuple(self.roles.axes.get((layer.weight, axis)) for axis in range(len(axes)))
+        self.tensors.append(WorkingTensor(layer.weight, self.own[layer.weight], tuple(axes), roles, "in"))
+
+    def _vector(self, name: str, data: Tensor, tree: LayoutAxis, role: str, counted: str | None = None) -> Tensor:
+        self.tensors.append(WorkingTensor(name, data, (tree,), (role,), counted))
+        return data
+
+    def _raw(self, norm: BatchNormTensors, tree: LayoutAxis) -> None:
+        """The rule of the paper's code: every vector of the norm is merged as rows are, statistics too."""
+        role = norm.layer.role if norm.layer else "each"
+        names = list(norm.names)
+        if norm.layer:
+            self._layer(norm.layer, tree)
+            self.finishes.append(lambda n=norm.layer.weight: {n: self.own[n]})
+        for name in names:
+            self._vector(name, self.own[name], tree, role)
+        if norm.layer and norm.layer.bias:
+            names.append(norm.layer.bias)
+            self._vector(norm.layer.bias, self.own[norm.layer.bias], tree, role, "bias")
+        self.finishes.append(
+            lambda: {n: self.own[n] for n in names} | {norm.var: _divisible(self.own[norm.var], norm.eps)}
+        )
+
+    def _parts(self, norm: BatchNormTensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """γ, β, running mean and √(v+eps) of a norm."""
+        mean, deviation = self.own[norm.mean], (self.own[norm.var] + norm.eps).sqrt()
+        gamma = self.own[norm.weight] if norm.weight else torch.ones_like(mean)
+        return gamma, self.own[norm.bias] if norm.bias else torch.zeros_like(mean), mean, deviation
+
+    def _affine(self, norm: BatchNormTensors, tree: LayoutAxis) -> None:
+        """A norm that no layer can take up: a scale and a shift per feature."""
+        gamma, beta, mean, deviation = self._parts(norm)
+        ratio = _ratio(tree if norm.weight else None, self.layouts[norm.mean].axes[0])
+        scale = self._vector(f"{norm.mean} scale", gamma / deviation, ratio, "each", "in")
+        shift = self._vector(f"{norm.mean} shift", beta - gamma / deviation * mean, tree, "each", "bias")
+        center = self._vector(norm.mean, mean.clone(), tree, "each")
+        spread = self._vector(norm.var, self.own[norm.var].clone(), tree, "each")
+
+        def finish() -> dict[str, Tensor]:
+            found = {norm.mean: center, norm.var: _divisible(spread, norm.eps)}
+            if norm.weight:
+                found[norm.weight] = scale * (spread + norm.eps).sqrt()
+            if norm.bias:
+                found[norm.bias] = shift + scale * center
+            return found
+
+        self.finishes.append(finish)
+
+    def _folded(self, norm: BatchNormTensors, layer: LayerBeforeNorm, tree: LayoutAxis) -> None:
+        gamma, beta, mean, deviation = self._parts(norm)
+        scale = gamma / deviation
+        rows = [1] * self.own[layer.weight].ndim
+        rows[layer.axis] = -1
+        old_var, old_mean = self.own[norm.var].clone(), mean.clone()
+        old_bias = self.own[layer.bias].clone() if layer.bias else None
+        weight = self.own[layer.weight].mul_(scale.view(rows))
+        self._layer(layer, tree)
+
+        def vector(what: str, data: Tensor, counted: str | None = None) -> Tensor:
+            return self._vector(f"{norm.mean} {what}", data, tree, layer.role, counted)
+
+        size, spread = vector("size", gamma.abs()), vector("spread", gamma.abs() * deviation)
+        start, center = vector("start", beta.clone()), vector("center", scale * mean)
+        offset = vector("offset", scale * old_bias) if old_bias is not None else None
+        vector("shift", beta + (0 if old_bias is None else scale * old_bias) - scale * mean, "bias")
+
+        def finish() -> dict[str, Tensor]:
+            alive = size > 0
+            signed = torch.where(gamma < 0, -size, size)
+            new = torch.where(alive, spread / torch.where(alive, size, 1.0), (old_var + norm.eps).sqrt())
+            unscale = torch.where(alive, new / torch.where(alive, signed, 1.0), 0.0)
+            found = {
+                layer.weight: weight * unscale.view(rows),
+                norm.mean: torch.where(alive, center * unscale, old_mean),
+                norm.var: torch.where(alive, (new.square() - norm.eps).clamp(min=0), old_var),  # rounding below zero
+            }
+            if layer.bias and offset is not None and old_bias is not None:
+                found[layer.bias] = torch.where(alive, offset * unscale, old_bias)
+            return found | dict(_optional(norm, signed, start))
+
+        self.finishes.append(finish)
+
+
+def _ratio(gamma: LayoutAxis | None, mean: LayoutAxis) -> LayoutAxis:
+    """The axis of γ/√(v+eps): what scales the features before the norm is divided out. Without γ, that alone."""
+    match mean:
+        case WireAxis():
+            own = gamma.powers if isinstance(gamma, WireAxis) else (Fraction(0),) * len(mean.powers)
+            return replace(mean, powers=tuple(a - b for a, b in zip(own, mean.powers, strict=True)))
+        case ProductAxis() | SumAxis():
+            parts = gamma.parts if isinstance(gamma, (ProductAxis, SumAxis)) else [None] * len(mean.parts)
+            return replace(mean, parts=tuple(_ratio(a, b) for a, b in zip(parts, mean.parts, strict=True)))
+    return mean
+
+
+def _divisible(var: Tensor, eps: float) -> Tensor:
+    """Variances; those of features that are gone are 0, and without eps the network at full width divides by them."""
+    return var if eps > 0 else torch.where(var > 0, var, 1.0)
+
+
+def _optional(norm: BatchNormTensors, weight: Tensor, bias: Tensor) -> Iterator[tuple[str, Tensor]]:
+    if norm.weight:
+        yield norm.weight, weight
+    if norm.bias:
+        yield norm.bias, bias

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from intertwine.connect.barrier import Barrier, barrier
+from intertwine.data.evaluate import Loss
 from intertwine.errors import InputError
-from intertwine.features.pictures import key_below, new_figure
-from intertwine.features.scoring import Loss
+from intertwine.figures import legend_below, new_figure
 from intertwine.fold.complexity import DEAD, dead_features
-from intertwine.fold.folded import Fold
-from intertwine.fold.prepared import prepare
-from intertwine.fold.sites import Foldable
+from intertwine.fold.prepare import FoldableWire, prepare
+from intertwine.fold.result import Fold
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 Pairs = Sequence[tuple[int, int]]
 KINDS = ("equivalent", "random")
@@ -91,7 +91,7 @@ class SwapBarrier:
         axes.set_xlabel("t: from the network (0) to itself, features swapped (1)")
         axes.set_ylabel("loss" if self.error_barriers is None else "accuracy")
         axes.spines[["top", "right"]].set_visible(False)
-        key_below(figure)
+        legend_below(figure)
         return figure
 
 
@@ -152,7 +152,7 @@ def swap_barrier(
 
     def line(pairs: Callable[[_Swappable, torch.Generator], Pairs], seed: int) -> Barrier:
         generator = torch.Generator().manual_seed(seed)
-        element = swapping(prepared.symmetry, {wire.strand: pairs(wire, generator) for wire in wires})
+        element = swap_element(prepared.symmetry, {wire.strand: pairs(wire, generator) for wire in wires})
         swapped = prepared.symmetry.act(element, folded._original)
         return barrier(folded._original, swapped, data, points, reset_statistics, loss=loss)
 
@@ -176,7 +176,7 @@ class _Swappable:
     silent: int
 
     @classmethod
-    def of(cls, wire: Foldable, groups: Sequence[Sequence[int]], dead: float | None) -> _Swappable:
+    def of(cls, wire: FoldableWire, groups: Sequence[Sequence[int]], dead: float | None) -> _Swappable:
         gone = set() if dead is None else set(dead_features(wire, dead).nonzero().flatten().tolist())
         live = [i for i in range(wire.size) if i not in gone]
         return cls(wire.name, wire.strand, [[i for i in g if i not in gone] for g in groups], live, len(gone))
@@ -193,12 +193,12 @@ class _Swappable:
         return _drawn(self.live, self.count, generator)
 
 
-def swapping(symmetry: Symmetry, pairs: Mapping[int, Pairs]) -> Element:
+def swap_element(symmetry: Symmetry, pairs: Mapping[int, Pairs]) -> Element:
     """The element that swaps pairs of features; `pairs`: strand → pairs, no feature in two of them.
 
     >>> import torch, intertwine
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    >>> swapping(intertwine.symmetry(model, torch.zeros(1, 3)), {0: [(1, 3)]}).moves[0].permutation
+    >>> swap_element(intertwine.symmetry(model, torch.zeros(1, 3)), {0: [(1, 3)]}).moves[0].permutation
     tensor([0, 3, 2, 1])
     """
     identity = symmetry.identity()

@@ -25,7 +25,7 @@ from math import gcd, prod
 from typing import Union
 
 
-class Atom:
+class AxisVariable:
     """An index set of `size` elements. `bound` is what it turned out to be, `frozen` why it cannot move."""
 
     __slots__ = ("size", "bound", "frozen")
@@ -69,14 +69,14 @@ class Sum:
         return sum(t.size for t in self.terms)
 
 
-Axis = Union[Atom, Fixed, Product, Sum]  # noqa: UP007  (the names are defined through each other)
+Axis = Union[AxisVariable, Fixed, Product, Sum]  # noqa: UP007  (the names are defined through each other)
 
 
 def resolve(axis: Axis) -> Axis:
     """The axis in terms of unbound atoms, flattened: no product in a product, no sum in a sum, no factor of size 1."""
     if isinstance(axis, Fixed):
         return axis
-    if isinstance(axis, Atom):
+    if isinstance(axis, AxisVariable):
         if axis.bound is None:
             return axis
         axis.bound = resolve(axis.bound)  # path compression
@@ -129,19 +129,19 @@ def terms_of(axis: Axis) -> tuple[Axis, ...]:
     return axis.terms if isinstance(axis, Sum) else (axis,)
 
 
-def atoms(axis: Axis) -> Iterator[Atom]:
+def variables_of(axis: Axis) -> Iterator[AxisVariable]:
     """Every unbound atom in the axis, in order, repeated as often as it occurs."""
     axis = resolve(axis)
-    if isinstance(axis, Atom):
+    if isinstance(axis, AxisVariable):
         yield axis
     elif isinstance(axis, (Product, Sum)):
         for part in factors_of(axis) if isinstance(axis, Product) else terms_of(axis):
-            yield from atoms(part)
+            yield from variables_of(part)
 
 
 def freeze(axis: Axis, reason: str) -> None:
     """Only the identity permutation acts on this axis from now on; the first reason given is the one remembered."""
-    for atom in atoms(axis):
+    for atom in variables_of(axis):
         atom.frozen = atom.frozen or reason
 
 
@@ -156,8 +156,8 @@ def split(axis: Axis, k: int) -> tuple[Axis, Axis] | None:
         return None
     if isinstance(axis, Fixed):
         return Fixed(k, axis.why), Fixed(axis.size // k, axis.why)
-    if isinstance(axis, Atom):
-        outer, inner = Atom(k, axis.frozen), Atom(axis.size // k, axis.frozen)
+    if isinstance(axis, AxisVariable):
+        outer, inner = AxisVariable(k, axis.frozen), AxisVariable(axis.size // k, axis.frozen)
         axis.bound = Product((outer, inner))
         return outer, inner
     if isinstance(axis, Product):
@@ -213,8 +213,8 @@ def cut(axis: Axis, k: int) -> tuple[Axis, Axis] | None:
         return axis, Fixed(0)
     if isinstance(axis, Fixed):
         return Fixed(k, axis.why), Fixed(n - k, axis.why)
-    if isinstance(axis, Atom):
-        left, right = Atom(k, axis.frozen), Atom(n - k, axis.frozen)
+    if isinstance(axis, AxisVariable):
+        left, right = AxisVariable(k, axis.frozen), AxisVariable(n - k, axis.frozen)
         axis.bound = Sum((left, right))
         return left, right
     if isinstance(axis, Product):
@@ -267,8 +267,8 @@ def unify(a: Axis, b: Axis, reason: str) -> None:
     if isinstance(a, Fixed) or isinstance(b, Fixed):
         fixed, other = (a, b) if isinstance(a, Fixed) else (b, a)
         freeze(other, (fixed.why if isinstance(fixed, Fixed) else "") or reason)
-    elif isinstance(a, Atom) or isinstance(b, Atom):
-        _bind(a, b) if isinstance(a, Atom) else _bind(b, a)
+    elif isinstance(a, AxisVariable) or isinstance(b, AxisVariable):
+        _bind(a, b) if isinstance(a, AxisVariable) else _bind(b, a)
     elif isinstance(a, Product) and isinstance(b, Product):
         _unify_products(list(a.factors), list(b.factors), reason)
     else:
@@ -277,10 +277,10 @@ def unify(a: Axis, b: Axis, reason: str) -> None:
 
 def _bind(atom: Axis, other: Axis) -> None:
     """Let an atom be another axis from now on; whichever of the two is frozen freezes the other."""
-    assert isinstance(atom, Atom)
+    assert isinstance(atom, AxisVariable)
     if atom.frozen:
         freeze(other, atom.frozen)
-    elif isinstance(other, Atom) and other.frozen:
+    elif isinstance(other, AxisVariable) and other.frozen:
         atom.frozen = other.frozen
     atom.bound = other
 

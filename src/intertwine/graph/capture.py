@@ -1,7 +1,5 @@
-"""Capture: a PyTorch model and example inputs become a flat list of ATen calls.
-
-`torch.export` (non-strict) runs the forward once on fake tensors; nothing is computed and the model is not changed.
-What export refuses ends in a `CaptureError` that names the line of the user's code it stopped at.
+"""Capture: a PyTorch model and example inputs become a flat list of ATen calls, or an error that names the line that
+cannot be captured.
 """
 
 from __future__ import annotations
@@ -9,26 +7,173 @@ from __future__ import annotations
 import io
 import logging
 import operator
+import os
 import traceback
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from intertwine.errors import CaptureError, InputError
-from intertwine.graph.caches import Kept, Place, made_of_weights, same_ops
-from intertwine.graph.copies import copied
-from intertwine.graph.exported import calls_of, sources_of, without_idle_pieces
-from intertwine.graph.program import Call, Program
-from intertwine.graph.transforms import Transforms, user_line
+from intertwine.graph.export import calls_of, sources_of, without_unused_pieces
+from intertwine.graph.model import check_model, empty_caches, fresh_copy, quiet_forward, tied_names
+from intertwine.graph.program import Call, Program, fed_by_inputs
+
+# ----------------------------------------------------------------------------------------------------
+# Function transforms: whether a forward runs torch.vmap or its kin, and at which line.
+#
+# An export that fails over one says no more than that it met a fake tensor; the forward itself, run once, knows better.
+
+
+class TransformDetector(TorchFunctionMode):
+    """Notes the first line at which an op is given a tensor that a function transform has wrapped.
+
+    Example:
+        >>> import torch
+        >>> from intertwine.graph.capture import TransformDetector
+        >>> with TransformDetector() as transforms:
+        ...     _ = torch.relu(torch.ones(3))
+        >>> transforms.line is None
+        True
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line: str | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if self.line is None and any(map(_wrapped, tree_leaves((args, kwargs)))):
+            self.line = user_line(traceback.extract_stack())
+        return func(*args, **(kwargs or {}))
+
+
+def _wrapped(value: object) -> bool:
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def user_line(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The deepest of some frames that is not torch's own, as `file.py:12`."""
+    home = os.path.dirname(torch.__file__)
+    own = [f for f in frames if not f.filename.startswith((home, "<"))]
+    own = [f for f in own if os.path.dirname(f.filename) != os.path.dirname(__file__)]
+    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else "a line of torch's own"
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a forward leaves in plain attributes of its modules; a function of the weights there does not move with them.
+#
+# Weights that one forward reads through what it computed from them, and later ones through what it kept, are frozen.
+
+
+#: Where a module keeps what is registered with it, and what torch keeps for itself.
+MODULE_INTERNALS = frozenset(vars(nn.Module()))
+
+#: An op that models do not run of their own accord.
+MARKER_OP = "aten.alias_copy.default"
+
+AttributePath = tuple[str, str]  # path of a module, name of its attribute
+
+
+@dataclass(frozen=True)
+class _Blank:
+    """What is remembered of a tensor that a trace computed: no numbers."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+
+
+class CacheWatcher:
+    """Watches a model while it is traced: which attributes came to hold tensors that were not there before.
+
+    Every such tensor is marked at the end of the trace by a call of `MARKER_OP` that nothing reads.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.before = {place for place, _ in _tensors(model)}
+        self.marked: list[AttributePath] = []
+        self.values: dict[AttributePath, Any] = {}
+        model.register_forward_hook(self._mark)
+
+    def _mark(self, model: nn.Module, _inputs: Any, _output: Any) -> None:
+        self.marked = []
+        for (path, name), tensor in _tensors(model):
+            if (path, name) not in self.before and isinstance(tensor, FakeTensor):
+                torch.ops.aten.alias_copy(tensor)
+                self.marked.append((path, name))
+                self.values[path, name] = tree_map(_blank, vars(model.get_submodule(path))[name])
+
+    def taken_from(self, calls: list[Call]) -> dict[str, AttributePath]:
+        """Take the marks out of some calls: name of what each of them marks → where it was kept."""
+        marks = [call for call in calls if call.op == MARKER_OP]
+        if not self.marked or len(marks) < len(self.marked):
+            return {}
+        marks = marks[-len(self.marked) :]
+        calls[:] = [call for call in calls if not any(call is mark for mark in marks)]
+        return {mark.args[0].name: place for mark, place in zip(marks, self.marked, strict=True)}
+
+    def put_into(self, model: nn.Module, place: AttributePath) -> None:
+        """Let a model hold zeros in that attribute, as it holds something after a forward."""
+        zeros = tree_map(lambda v: v.zeros() if isinstance(v, _Blank) else v, self.values[place])
+        vars(model.get_submodule(place[0]))[place[1]] = zeros
+
+    @staticmethod
+    def holds(model: nn.Module, place: AttributePath) -> bool:
+        """Whether a model holds tensors in that attribute."""
+        return any(place == found for found, _ in _tensors(model))
+
+
+def made_of_weights(program: Program, marked: Mapping[str, AttributePath]) -> dict[AttributePath, frozenset[str]]:
+    """Those places where something is kept that weights alone decide → first names of these weights."""
+    fed = fed_by_inputs(program)
+    made = {s.name: frozenset((s.target,)) for s in program.sources if s.moves and s.target is not None}
+    weights = set(made)
+    for call in program.calls:
+        made[call.name] = frozenset[str]().union(*(made.get(name, ()) for name in call.reads))
+    found: dict[AttributePath, frozenset[str]] = {}
+    for name, place in marked.items():
+        if made.get(name) and name not in fed and name not in weights:
+            found[place] = found.get(place, frozenset()) | made[name]
+    return found
+
+
+def same_ops(a: Program, b: Program) -> bool:
+    """Whether two programs run the same ops in the same order."""
+    first, second = ([c.op for c in program.calls if c.target is not operator.getitem] for program in (a, b))
+    return first == second
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[AttributePath, Tensor]]:
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in MODULE_INTERNALS:
+                yield from (((path, name), v) for v in tree_leaves(value) if isinstance(v, Tensor))
+
+
+def _blank(value: Any) -> Any:
+    return _Blank(tuple(value.shape), value.dtype, value.device) if isinstance(value, Tensor) else value
+
+
+# ----------------------------------------------------------------------------------------------------
+# Capture: a PyTorch model and example inputs become a flat list of ATen calls.
+#
+# `torch.export` (non-strict) runs the forward once on fake tensors; nothing is computed and the model is not changed.
+# What export refuses ends in a `CaptureError` that names the line of the user's code it stopped at.
+
 
 #: Parts of torch that print graphs and tracebacks while an export fails.
-TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._subclasses.fake_tensor")
+VERBOSE_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._subclasses.fake_tensor")
 #: Ops that draw random numbers: a forward that runs one is not a function, so it has no symmetry to speak of.
 RANDOM_OPS = frozenset(
     "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform "
@@ -40,7 +185,7 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
     """Turn `model(*args, **kwargs)` into a `Program`; raises `InputError` or `CaptureError` with what to do next."""
     check_model(model)
     traced = fresh_copy(model)
-    kept = Kept(traced)
+    kept = CacheWatcher(traced)
     program, marked = _traced(model, traced, kept, args, dict(kwargs or {}))
     _refuse_what_is_no_op(program)
     _refuse_randomness(program)
@@ -54,27 +199,16 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
 
 
 def _traced(
-    model: nn.Module, copy: nn.Module, kept: Kept, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Program, dict[str, Place]]:
+    model: nn.Module, copy: nn.Module, kept: CacheWatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Program, dict[str, AttributePath]]:
     """The program of a copy of a model, and which of its tensors were kept in attributes."""
     exported = _export(_with_marked_outputs(copy), args, kwargs)
     tied = tied_names(model)
     sources = tuple(sources_of(exported, model, tied))
     calls, outputs = calls_of(exported)
     marked = kept.taken_from(calls)
-    calls = without_idle_pieces(calls, outputs)
+    calls = without_unused_pieces(calls, outputs)
     return Program(sources, tuple(calls), outputs, model.training, tied), marked
-
-
-def fresh_copy(model: nn.Module) -> nn.Module:
-    """A copy of the modules around the same tensors, with the caches that some layers keep between forwards emptied.
-
-    Tracing may write to a module's attributes, and a cached function of the weights would hide them; neither must touch
-    the user's model. Layers that cache drop it when they change to training mode, so the copy goes there and back.
-    """
-    fresh = copied(model, (*model.parameters(), *model.buffers()))
-    empty_caches(fresh)
-    return fresh
 
 
 def _with_marked_outputs(model: nn.Module) -> nn.Module:
@@ -94,64 +228,6 @@ def _with_marked_outputs(model: nn.Module) -> nn.Module:
     return model
 
 
-def empty_caches(model: nn.Module) -> None:
-    """Make layers forget what they computed from their weights in an earlier forward; modes are left as they were."""
-    modes = {name: module.training for name, module in model.named_modules()}
-    top = model.training
-    model.train(True)
-    model.train(top)
-    for name, module in model.named_modules():
-        module.training = modes.get(name, top)
-
-
-def check_model(model: nn.Module) -> None:
-    """Raise `InputError` for what no symmetry can be found of: not a module, meta, quantised, complex or integer."""
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"Asked for the symmetry of a {type(model).__name__}, but a torch.nn.Module is needed. "
-            "Pass the model object itself; load a checkpoint into its module first (model.load_state_dict)."
-        )
-    refuse_scripted(model)
-    for _, module in model.named_modules():
-        if type(module).__module__.startswith(
-            ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
-        ):
-            raise InputError(
-                f"The model holds a quantised layer ({type(module).__name__}); its integer weights have no "
-                f"continuous "
-                "symmetry and cannot be moved. Analyse the float model before it is quantised."
-            )
-    for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            raise InputError(
-                f"Parameter {name!r} lies on the meta device and has no values. Materialise the model first, "
-                f"for example "
-                "model.to_empty(device='cpu') and load a state dict."
-            )
-        if parameter.is_quantized or not parameter.dtype.is_floating_point:
-            kind = "complex" if parameter.dtype.is_complex else "not floating point"
-            raise InputError(
-                f"Parameter {name!r} is {kind} ({parameter.dtype}); only real floating-point parameters are "
-                f"supported. "
-                "Store complex weights as two real tensors, and integer tables as buffers."
-            )
-
-
-def refuse_scripted(model: nn.Module, path: str = "") -> None:
-    """Refuse scripted and traced modules inside a network, or inside the part of it at `path`.
-
-    They run as one piece: no hook is called inside, their layers are of no known class, and no op of them can be read.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            full = ".".join(filter(None, (path, name)))
-            which = repr(full) if full else "The model"
-            raise InputError(
-                f"{which} is a scripted or traced module ({type(module).__name__}), which cannot be "
-                "read op by op or watched while it runs. Pass the module it was made from, with its weights loaded."
-            )
-
-
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
     try:
         with quiet_forward(), _quiet_export(), torch.no_grad():
@@ -163,7 +239,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 @contextmanager
 def _quiet_export() -> Iterator[None]:
     """Keep torch.export from printing whole graphs when it fails; the error that follows says what matters."""
-    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    loggers = [logging.getLogger(name) for name in VERBOSE_LOGGERS]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
@@ -175,19 +251,6 @@ def _quiet_export() -> Iterator[None]:
             logger.setLevel(level)
 
 
-@contextmanager
-def quiet_forward() -> Iterator[None]:
-    """Run a forward without fused attention fast paths (one opaque op would hide the heads) and without warnings."""
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-
-
 def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
     """The user's view of a failed export: were the inputs wrong, or does the forward do what cannot be captured?"""
     given = (
@@ -196,7 +259,7 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
     line = _user_line(error)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     try:
-        with quiet_forward(), torch.no_grad(), Transforms() as transforms:
+        with quiet_forward(), torch.no_grad(), TransformDetector() as transforms:
             model(*args, **kwargs)
     except Exception as plain:  # noqa: BLE001  (a user's forward may raise anything, and its words are handed on)
         reason = str(plain).strip().splitlines()[0] if str(plain).strip() else type(plain).__name__
@@ -239,16 +302,6 @@ def _user_line(error: BaseException) -> str:
     return user_line(traceback.extract_tb(error.__traceback__))
 
 
-def tied_names(model: nn.Module) -> dict[str, str]:
-    """Every parameter and buffer name → the first name of the same tensor."""
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, tensor in tensors:
-        names[name] = first.setdefault(id(tensor), name)
-    return names
-
-
 def _drops(op: str, call: Call) -> bool:
     """Whether a call runs an active dropout (on its own, inside attention, or between recurrent layers) or RReLU."""
     if "dropout" in op:
@@ -288,16 +341,21 @@ def _refuse_randomness(program: Program) -> None:
 
 
 def _read_again(
-    model: nn.Module, program: Program, kept: Kept, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: nn.Module,
+    program: Program,
+    kept: CacheWatcher,
+    place: AttributePath,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> bool:
     """Whether a later forward reads what an earlier one left in an attribute, and a change of mode does not drop it."""
     later = fresh_copy(model)
     kept.put_into(later, place)
     empty_caches(later)
-    if not Kept.holds(later, place):
+    if not CacheWatcher.holds(later, place):
         return False
     try:
-        again = _traced(model, later, Kept(later), args, kwargs)[0]
+        again = _traced(model, later, CacheWatcher(later), args, kwargs)[0]
     except (InputError, CaptureError):  # it was read, and zeros did not fit
         return True
     return not same_ops(program, again)

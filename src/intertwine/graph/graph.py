@@ -1,20 +1,136 @@
-"""The graph: every tensor of a captured program with its axes, made by running one rule per call."""
+"""The graph: every tensor of a captured program with its axes, made by running one rule per call; what slices leave
+unread is frozen.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 
 from intertwine.errors import RuleError
-from intertwine.graph.axes import Atom
-from intertwine.graph.partial import HELD, NEVER_READ, fed_by_inputs, freeze_partly_read
-from intertwine.graph.program import Call, Program, Ref, Source
-from intertwine.graph.registry import find_rule
-from intertwine.graph.tape import Tape, Value
+from intertwine.graph import axes as ax
+from intertwine.graph.axes import Axis, AxisVariable, Product, Sum
+from intertwine.graph.builder import GraphBuilder, find_rule
+from intertwine.graph.constraints import AxisSlice, ReshapeConstraint, Value
+from intertwine.graph.program import Call, Program, ProgramInput, Ref, fed_by_inputs
+
+# ----------------------------------------------------------------------------------------------------
+# Slices that leave a part unread, and weights that are not read at all.
+#
+# What a forward reads of a table of positions, a mask or a stored state often depends on the sizes of its inputs
+# (`position[:, : x.shape[1]]`), and a captured program has seen one size. At another size the part left out is read, and
+# together with the part read here; so an axis of weights of which only a part is read keeps its order and its scales.
+# What is computed from the input (`scores[..., : x.shape[1]]`) is sliced like that too, but more often a hidden layer is
+# cut in pieces of fixed sizes: there the part that nothing reads stays as it is, and the part that is read may move.
+
+
+NEVER_READ = "the forward never reads it with these inputs"
+#: Of a weight that a lambda or a hook holds too: in a copy of the model these may still read that of the original.
+HELD_ELSEWHERE = (
+    "read through something else that holds it (a lambda, a hook, a partial, a list), not as an attribute of a module"
+)
+
+
+def freeze_partly_read(tape: GraphBuilder, program: Program) -> None:
+    """What nothing reads because a slice leaves it out stays as it is; weights do so with all of the sliced axis."""
+    if not tape.cuts:
+        return
+    found = _Readers(tape, program)
+    for cut, left in [(cut, left) for cut in tape.cuts if (left := found.unread(cut))]:
+        if cut.of_weights:
+            why = f"only a part of it is read with inputs of these sizes (slice at {cut.call.place})"
+            tape.boundary_along(cut.source, cut.dim, why)
+            continue
+        for atom in left:
+            ax.freeze(atom, f"nothing reads it with inputs of these sizes (left out by the slice at {cut.call.place})")
+        for start, length in list(_stretches(cut.source.axes[cut.dim], left)):
+            tape.unscale(tape.narrow(cut.source, cut.dim, start, length), cut.dim)
+
+
+class _Reader(NamedTuple):
+    """The call that reads something, and the last tensor of the meeting, which tells slices of one call apart."""
+
+    call: str
+    result: Value
+    sums: bool  # whether what is read is added up there: other parts of the result come to depend on it
+
+
+class _Readers:
+    """Who reads which atoms. Looking at a tensor in another shape or order is no reading."""
+
+    def __init__(self, tape: GraphBuilder, program: Program) -> None:
+        self.program = program
+        self.position = {call.name: i for i, call in enumerate(program.calls)}
+        self.of: dict[AxisVariable, list[_Reader]] = defaultdict(list)
+        for meeting in tape.meetings:
+            if isinstance(meeting, ReshapeConstraint) or meeting.operands[-1].value.view is not None:
+                continue
+            name, result = meeting.call.name if meeting.call else "", meeting.operands[-1]
+            kept = {w.label for w in result.windows}
+            for operand in meeting.operands:
+                for w in operand.windows:
+                    reader = _Reader(name, result.value, w.label not in kept)
+                    for atom in ax.variables_of(ax.part(operand.value.axes[w.axis], w.start, w.size)):
+                        self.of[atom].append(reader)
+
+    def unread(self, cut: AxisSlice) -> set[AxisVariable]:
+        """What a cut leaves out, if some of it is read by no op but those which lead to the cut.
+
+        Of a tensor that depends on the input only those parts are meant; what is added up on the way to the cut (the
+        keys of an attention) is read there.
+        """
+        whole, kept = (set(ax.variables_of(v.axes[cut.dim])) for v in (cut.source, cut.result))
+        return {atom for atom in whole - kept if not self._is_read(atom, cut)}
+
+    def _is_read(self, atom: AxisVariable, cut: AxisSlice) -> bool:
+        at = self.position[cut.call.name]
+        earlier = []
+        for reader in self.of.get(atom, ()):
+            if reader.result is cut.result:
+                continue
+            if (reader.sums and not cut.of_weights) or self.position.get(reader.call, at) >= at:
+                return True
+            earlier.append(reader.call)
+        return bool(earlier) and not _upstream(self.program, cut.call).issuperset(earlier)
+
+
+def _stretches(axis: Axis, atoms: Set[AxisVariable], offset: int = 0) -> Iterator[tuple[int, int]]:
+    """Where on an axis some atoms stand, as (start, length)."""
+    axis = ax.resolve(axis)
+    if isinstance(axis, Sum):
+        for term in axis.terms:
+            yield from _stretches(term, atoms, offset)
+            offset += term.size
+    elif isinstance(axis, Product):
+        if any(factor in atoms for factor in axis.factors if isinstance(factor, AxisVariable)):
+            yield offset, axis.size
+            return
+        inner = prod(factor.size for factor in axis.factors[1:])
+        for start, length in _stretches(axis.factors[0], atoms):
+            yield offset + start * inner, length * inner
+    elif isinstance(axis, AxisVariable) and axis in atoms:
+        yield offset, axis.size
+
+
+def _upstream(program: Program, call: Call) -> set[str]:
+    """Names of the calls that a call depends on."""
+    found: set[str] = set()
+    wanted = set(call.reads)
+    for earlier in reversed(program.calls):
+        if earlier.name in wanted:
+            found.add(earlier.name)
+            wanted |= earlier.reads
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------
+# The graph: every tensor of a captured program with its axes, made by running one rule per call.
 
 
 @dataclass(frozen=True)
@@ -26,7 +142,7 @@ class Graph:
     """
 
     program: Program
-    tape: Tape
+    tape: GraphBuilder
     values: Mapping[str, Value]
     parameters: Mapping[str, Value]
     sites: Mapping[str, str]
@@ -41,7 +157,7 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
     """Run the rules over a program. Calls named in `distrusted` are treated as if they had no rule."""
     import intertwine.graph.rules  # noqa: F401  (registers the built-in rules)
 
-    tape = Tape()
+    tape = GraphBuilder()
     memory = _Memory(tape)
     parameters: dict[str, Value] = {}
     held = {source.weight for source in program.sources}
@@ -80,17 +196,17 @@ def _why_still(program: Program, weight: str | None, held: Collection[str | None
     if weight in program.kept:
         return f"what is computed from it stays in {program.kept[weight]} for later forwards"
     if weight in held:
-        return f"it is {HELD}"
+        return f"it is {HELD_ELSEWHERE}"
     return "" if weight in program.read_weights else NEVER_READ
 
 
-def _enter(tape: Tape, source: Source, parameters: dict[str, Value], still: str) -> Value:
+def _enter(tape: GraphBuilder, source: ProgramInput, parameters: dict[str, Value], still: str) -> Value:
     """The value of a source; `still` says why a weight may not move, if it may not."""
     floating = source.dtype.is_floating_point
     if source.moves and source.target is not None:
         if source.target not in parameters:
             parameters[source.target] = tape.value(
-                source.shape, [Atom(n) for n in source.shape], floating, source.target
+                source.shape, [AxisVariable(n) for n in source.shape], floating, source.target
             )
             if still:
                 tape.boundary(parameters[source.target], still)
@@ -98,13 +214,13 @@ def _enter(tape: Tape, source: Source, parameters: dict[str, Value], still: str)
     if source.target is not None:
         return tape.fixed(source.shape, f"it meets the constant buffer {source.target}", floating)
     if source.weight is not None:
-        return tape.fixed(source.shape, f"it meets {source.weight}, which is {HELD}", floating)
+        return tape.fixed(source.shape, f"it meets {source.weight}, which is {HELD_ELSEWHERE}", floating)
     return tape.fixed(
         source.shape, "it meets an input of the model" if source.kind == "input" else "it meets a constant", floating
     )
 
 
-def _tie_states(tape: Tape, program: Program, memory: _Memory) -> None:
+def _tie_states(tape: GraphBuilder, program: Program, memory: _Memory) -> None:
     """What a forward writes into a source (a state, a cache) is what the next forward, or the caller, reads there."""
     written = program.written_sources()
     for source in program.sources:
@@ -117,7 +233,7 @@ def _tie_states(tape: Tape, program: Program, memory: _Memory) -> None:
 class _Memory:
     """Name → value, with the aliasing that in-place ops need: two names of one storage change together."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: GraphBuilder) -> None:
         self.tape = tape
         self.values: dict[str, Any] = {}  # what a name holds now
         self.made: dict[str, Any] = {}  # what the call of that name returned
@@ -154,7 +270,7 @@ class _Memory:
                 self._stale[name] = result
 
 
-def _run(tape: Tape, call: Call, memory: _Memory, distrusted: frozenset[str]) -> None:
+def _run(tape: GraphBuilder, call: Call, memory: _Memory, distrusted: frozenset[str]) -> None:
     if call.target is operator.getitem:
         source, index = call.args
         memory.keep(call.name, memory.values[source.name][index])
@@ -176,7 +292,7 @@ def _run(tape: Tape, call: Call, memory: _Memory, distrusted: frozenset[str]) ->
             memory.overwrite(first.name, result)
 
 
-def _apply(tape: Tape, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], distrusted: bool) -> Any:
+def _apply(tape: GraphBuilder, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], distrusted: bool) -> Any:
     from intertwine.graph.rules.elementwise import generic_pointwise
 
     inputs = list(_values((args, kwargs)))

@@ -1,4 +1,7 @@
-"""Programs: a captured forward as data. What enters, the calls in order, what leaves."""
+"""Programs: a captured forward as data.
+
+Inputs and weights, the op calls in order, the outputs, and which tensors depend on inputs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+# ----------------------------------------------------------------------------------------------------
+# Programs: a captured forward as data. What enters, the calls in order, what leaves.
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Source:
+class ProgramInput:
     """A tensor that enters the graph: a parameter, a buffer, a constant or an input of the model."""
 
     name: str
@@ -94,7 +100,7 @@ class Source:
 class Program:
     """The captured forward: what enters, the calls in order, what leaves."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[ProgramInput, ...]
     calls: tuple[Call, ...]
     outputs: tuple[Ref, ...]
     training: bool
@@ -132,3 +138,13 @@ def _names(value: Any) -> Iterator[str]:
             yield from _names(v)
     elif isinstance(value, dict):
         yield from _names(list(value.values()))
+
+
+def fed_by_inputs(program: Program) -> frozenset[str]:
+    """Names of the tensors that depend on an input, or on a state that the forward writes."""
+    written = program.written_sources()
+    fed = {s.name for s in program.sources if s.kind == "input" or s.name in written}
+    for call in program.calls:
+        if not fed.isdisjoint(call.reads):
+            fed.add(call.name)
+    return frozenset(fed)

@@ -1,35 +1,282 @@
-"""`dissect`: which concepts the units of a layer stand for, in the network's own basis or a rotated one.
-
-After Bau et al. (2017): a unit's threshold is exceeded by 0.5 % of its activations over the data set; its map is
-enlarged to the size of the concepts' masks and cut at the threshold; the unit stands for the concept with the largest
-intersection over union, added up over the data set, if that is above 0.04.
+"""`dissect`: which concepts the units of a layer stand for, from thresholds of their activations and the overlap of
+masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from intertwine.argument_types import Float
+from intertwine.data.batches import calls, samples_of
+from intertwine.data.features import CapturedLayer, features
 from intertwine.errors import InputError, MismatchError
 from intertwine.inspect.concepts import ConceptData, Labels, concept_data
-from intertwine.inspect.dissection import LEVEL, Dissection, Null, Unit
-from intertwine.inspect.maps import MEMORY, Maps
-from intertwine.inspect.overlaps import Overlaps, unit_masks
+from intertwine.inspect.dissection import LEVEL, ChanceOverlaps, Dissection, Unit
 from intertwine.inspect.rotation import check_rotation
-from intertwine.inspect.thresholds import TopValues
-from intertwine.shapes import Float
+
+# ----------------------------------------------------------------------------------------------------
+# Maps: the activations at one place of a network as channels × height × width, read again as often as needed.
+#
+# They are kept in memory up to a limit; above it the network runs again for every pass.
+
+
+#: Images that pass at once where one tensor holds them all.
+BATCH = 32
+#: Bytes of activations that are kept.
+MEMORY = 2**30
+
+
+class Maps:
+    """What one place computes on some images: batches (images, channels, height, width), always in the same order.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+    >>> maps = Maps(model, "1", torch.randn(40, 3, 8, 8))
+    >>> maps.units, maps.size, maps.images, [len(batch) for batch in maps]
+    (4, (8, 8), 40, [32, 8])
+    """
+
+    def __init__(self, model: nn.Module, at: str, images: Any, memory: int = MEMORY) -> None:
+        self.at = at
+        self.data = image_batches(images)
+        known = getattr(self.data, "samples", None)  # of data that would have to be decoded to be counted
+        self.images = known if isinstance(known, int) else sum(samples_of(call) for call in calls(self.data))
+        self.source = features(model, self.data, [at])
+        (self.layer,) = self.source.layers
+        self.order = _order(self.layer)
+        shape = [self.layer.shape[axis - (axis > self.layer.axis)] for axis in self.order[1:]]
+        self.units, self.size = shape[0], (shape[1], shape[2])
+        self.seen = image_size(self.data)
+        self.keeps = 4 * self.images * self.units * self.size[0] * self.size[1] <= memory
+        self._kept: list[Tensor] | None = None
+
+    def __iter__(self) -> Iterator[Float[Tensor, "images units height width"]]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[Tensor] = []
+        for batch in self.source:
+            maps = batch[self.layer.name].permute(self.order).float()
+            if tuple(maps.shape[1:]) != (self.units, *self.size):
+                raise MismatchError(
+                    f"The maps at {self.at!r} are {(self.units, *self.size)} for the first images and "
+                    f"{tuple(maps.shape[1:])} for later ones. Give all images one size."
+                )
+            if self.keeps:
+                kept.append(maps)
+            yield maps
+        if self.keeps:
+            self._kept = kept
+
+
+def image_batches(images: Any) -> Any:
+    """Images as batches (inputs, targets) that can be read several times.
+
+    Images come as one tensor, as batches of (inputs, targets), or as batches of inputs alone.
+
+    >>> import torch
+    >>> [len(inputs) for inputs, _ in image_batches(torch.zeros(40, 3, 8, 8))]
+    [32, 8]
+    """
+    if isinstance(images, Tensor):
+        return [(part, None) for part in images.split(BATCH)]
+    if isinstance(images, (list, tuple)) and all(isinstance(one, Tensor) and one.dim() == 4 for one in images):
+        return [(part, None) for part in images]
+    if isinstance(images, Iterator):
+        raise InputError(
+            "The images are a generator, which can be read once, but dissection reads them at least twice: first for "
+            "the thresholds. Pass a tensor, a list of batches or a DataLoader without shuffling."
+        )
+    return images
+
+
+def image_size(data: Iterable[Any]) -> tuple[int, int] | None:
+    """Height and width of the images, where the network takes one tensor of images."""
+    (args, _) = next(iter(calls(data)))
+    first = args[0] if args else None
+    return (first.shape[-2], first.shape[-1]) if isinstance(first, Tensor) and first.dim() == 4 else None
+
+
+def _order(layer: CapturedLayer) -> tuple[int, ...]:
+    """The axes as samples, channels, height, width."""
+    if layer.layout.count("p") != 2 or layer.layout.count("c") != 1 or len(layer.layout) != 4:
+        raise InputError(
+            f"Dissection needs maps of channels over two axes of positions, but {layer.name!r} ({layer.module}) gives "
+            f"{'×'.join(map(str, layer.shape)) or 'one number'} per image, layout {layer.layout!r}. Choose a place "
+            "before the positions are pooled or flattened, such as the last convolution."
+        )
+    rows = [axis for axis, letter in enumerate(layer.layout) if letter == "p"]
+    return layer.layout.index("n"), layer.layout.index("c"), *rows
+
+
+# ----------------------------------------------------------------------------------------------------
+# Thresholds: the exact quantile of every unit over a whole data set, met batch by batch.
+#
+# Only values that can still lie above the quantile are kept: about 0.5 % of all for the usual top 0.5 %, and as many
+# again while they wait to be sorted in.
+
+
+class TopValues:
+    """The largest values of every unit, out of a number of values per unit that is known beforehand.
+
+    >>> import torch
+    >>> top = TopValues(values=100, share=0.1)
+    >>> for part in torch.arange(200.0).reshape(2, 100).split(30, dim=1):
+    ...     top.add(part)
+    >>> top.threshold()
+    tensor([ 89.1000, 189.1000])
+    """
+
+    def __init__(self, values: int, share: float) -> None:
+        if not 0 < share < 1:
+            raise InputError(
+                f"The top {share} of the activations was asked for; give a share between 0 and 1, such as 0.005."
+            )
+        if values < 1:
+            raise InputError("A quantile of no activations was asked for; give at least one image.")
+        self.values, self.share = values, share
+        self.position = (values - 1) * share  # of the quantile, counted from the largest value
+        self.keep = min(values, int(self.position) + 2)
+        self.seen = 0
+        self._best: Tensor | None = None
+        self._waiting: list[Tensor] = []
+
+    def add(self, values: Float[Tensor, "units values"]) -> None:
+        """More values of every unit."""
+        if not bool(values.isfinite().all()):
+            raise InputError(
+                "The activations hold values that are not finite, so they have no quantile. Check the network and its "
+                "inputs."
+            )
+        self.seen += values.shape[1]
+        self._waiting.append(values)
+        if sum(part.shape[1] for part in self._waiting) >= self.keep:
+            self._sort_in()
+
+    def threshold(self) -> Float[Tensor, " units"]:
+        """The value that the share of a unit's values lies above, with linear interpolation as in numpy.quantile."""
+        if self.seen != self.values:
+            raise InputError(
+                f"A quantile over {self.values:,} values per unit was begun, but {self.seen:,} came. The images must "
+                "be the same in every pass, and give maps of one size; turn dropping and random sampling off."
+            )
+        self._sort_in()
+        assert self._best is not None
+        top = self._best.sort(dim=1, descending=True).values
+        at = int(self.position)
+        above, below = top[:, at].double(), top[:, min(at + 1, top.shape[1] - 1)].double()
+        return (above + (below - above) * (self.position - at)).to(top.dtype)
+
+    def _sort_in(self) -> None:
+        parts = [*([] if self._best is None else [self._best]), *self._waiting]
+        joined = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        if joined.shape[1] > self.keep:
+            joined = joined.topk(self.keep, dim=1, sorted=False).values
+        self._best, self._waiting = joined, []
+
+
+# ----------------------------------------------------------------------------------------------------
+# Overlaps: intersections and unions of every unit's mask with every concept's, added up over a data set.
+#
+# The sums for a concept run over the images in which at least one concept of its category is labelled, as in Bau et al.
+# (2017): where a category is not labelled at all, nothing can be said about it.
+
+
+#: Pixels of unit masks that are held at once.
+PIXELS = 2**23
+
+
+class Overlaps:
+    """Counts of pixels: intersections (units × concepts), areas of units per category and areas of concepts.
+
+    >>> import torch
+    >>> sums = Overlaps(units=1, categories=["colour"])
+    >>> seen, there = torch.tensor([[1, 1, 0]]), torch.tensor([[0, 1, 1]])
+    >>> sums.add(torch.tensor([0]), seen.float(), Labels(torch.tensor([0]), there.bool().reshape(1, 1, 3)))
+    >>> sums.iou()
+    tensor([[0.3333]], dtype=torch.float64)
+    """
+
+    def __init__(self, units: int, categories: Sequence[str], device: torch.device | None = None) -> None:
+        kinds = list(dict.fromkeys(categories))
+        options = {"dtype": torch.float64, "device": device}
+        self.category = torch.tensor([kinds.index(name) for name in categories], device=device)
+        self.together = torch.zeros(units, len(categories), **options)
+        self.of_units = torch.zeros(units, len(kinds), **options)
+        self.of_concepts = torch.zeros(len(categories), **options)
+
+    def meet(self, labels: Labels) -> tuple[Tensor, Tensor, Tensor]:
+        """Count the areas of the concepts of an image; gives them, their categories and their masks as a matrix."""
+        concepts = labels.concepts.to(self.category.device)
+        there = labels.masks.to(self.category.device).flatten(1).float()
+        areas = there.sum(1)
+        concepts, there, areas = concepts[areas > 0], there[areas > 0], areas[areas > 0]
+        self.of_concepts.index_add_(0, concepts, areas.double())
+        return concepts, self.category[concepts].unique(), there
+
+    def count(
+        self, active: Tensor, seen: Float[Tensor, "active pixels"], met: tuple[Tensor, Tensor, Tensor]
+    ) -> None:  # fmt: skip
+        """Count the pixels that the masks of some units share with those of an image's concepts."""
+        concepts, kinds, there = met
+        if len(concepts):
+            self.together[active[:, None], concepts] += (seen @ there.T).double()
+            self.of_units[active[:, None], kinds] += seen.sum(1, keepdim=True).double()
+
+    def add(self, active: Tensor, seen: Float[Tensor, "active pixels"], labels: Labels) -> None:
+        """Count one image: the masks of the units that are active in it, and its labels."""
+        self.count(active, seen, self.meet(labels))
+
+    @property
+    def union(self) -> Float[Tensor, "units concepts"]:
+        """Pixels in either mask."""
+        return self.of_units[:, self.category] + self.of_concepts - self.together
+
+    def iou(self) -> Float[Tensor, "units concepts"]:
+        """Intersection over union; 0 where a concept never occurs."""
+        union = self.union
+        return torch.where(union > 0, self.together / union.clamp(min=1), 0.0)
+
+
+def unit_masks(
+    maps: Float[Tensor, "units rows columns"], thresholds: Float[Tensor, " units"], size: tuple[int, int]
+) -> list[tuple[Tensor, Float[Tensor, "active pixels"]]]:
+    """For parts of the units that are active in an image: their numbers, and 1 where the enlarged map is above.
+
+    Maps are enlarged with bilinear interpolation, which never goes above the largest value: units whose map stays below
+    the threshold have empty masks and are left out.
+    """
+    active = (maps.flatten(1).amax(1) > thresholds).nonzero()[:, 0]
+    if not len(active):
+        return []
+    found = []
+    for some in active.split(max(1, PIXELS // (size[0] * size[1]))):
+        large = functional.interpolate(maps[some][None], size, mode="bilinear", align_corners=False)[0]
+        found.append((some, (large.flatten(1) > thresholds[some, None]).float()))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------
+# `dissect`: which concepts the units of a layer stand for, in the network's own basis or a rotated one.
+#
+# After Bau et al. (2017): a unit's threshold is exceeded by 0.5 % of its activations over the data set; its map is
+# enlarged to the size of the concepts' masks and cut at the threshold; the unit stands for the concept with the largest
+# intersection over union, added up over the data set, if that is above 0.04.
+
 
 #: The share of a unit's activations above its threshold.
 SHARE = 0.005
 
 
 @dataclass(frozen=True)
-class Cut:
+class DissectionSettings:
     """How units are judged: the level of overlap, the share above the threshold, and how often chance is drawn."""
 
     level: float = LEVEL
@@ -52,7 +299,7 @@ def dissect(
     """Which concept every unit at a place stands for.
 
     Args:
-        model: any network of images; left as it was. at: a place that gives maps, see `intertwine.features.places`.
+        model: any network of images; left as it was. at: a place that gives maps, see `intertwine.data.layers`.
         images: a tensor, or batches of (inputs, targets) that come in the same order every time.
         concepts: masks in the order of the images: a `ConceptData`, a tensor (images, concepts, height, width) of bool,
             or batches of such.
@@ -74,11 +321,13 @@ def dissect(
     Dissection(0: 2 of 2 units (100.0%) above 0.04, 50 images, 2 concepts)
       concept: 2 units, 2 concepts
     """
-    return dissect_maps(Maps(model, at, images, memory), concept_data(concepts), rotation, Cut(level, share, null))
+    return dissect_maps(
+        Maps(model, at, images, memory), concept_data(concepts), rotation, DissectionSettings(level, share, null)
+    )
 
 
 @torch.no_grad()
-def dissect_maps(maps: Maps, concepts: ConceptData, rotation: Tensor | None, cut: Cut) -> Dissection:
+def dissect_maps(maps: Maps, concepts: ConceptData, rotation: Tensor | None, cut: DissectionSettings) -> Dissection:
     """`dissect` for maps that may serve several rotations."""
     if rotation is not None:
         _check_size(rotation, maps)
@@ -172,7 +421,7 @@ def _check_size(rotation: Tensor, maps: Maps) -> None:
 
 
 def _result(
-    maps: Maps, concepts: ConceptData, rotation: Tensor | None, cut: Cut, thresholds: Tensor, real: Overlaps,
+    maps: Maps, concepts: ConceptData, rotation: Tensor | None, cut: DissectionSettings, thresholds: Tensor, real: Overlaps,
     shifted: list[Overlaps],
 ) -> Dissection:  # fmt: skip
     occurs = (real.of_concepts > 0).nonzero()[:, 0].tolist()
@@ -190,7 +439,7 @@ def _result(
             zip(best.values.tolist(), best.indices.tolist(), thresholds.tolist(), strict=True)
         )
     )
-    null = Null(torch.stack([sums.iou().amax(1).cpu() for sums in shifted])) if shifted else None
+    null = ChanceOverlaps(torch.stack([sums.iou().amax(1).cpu() for sums in shifted])) if shifted else None
     left_out = tuple(name for i, name in enumerate(concepts.names) if i not in set(occurs))
     return Dissection(
         at=maps.at, units=units, level=cut.level, share=cut.share, images=maps.images, names=names, categories=kinds,

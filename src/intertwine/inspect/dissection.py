@@ -1,8 +1,8 @@
-"""Dissection: which concept every unit of a layer stands for, and how sure that is."""
+"""`Dissection`, the result of `dissect`: concepts per unit, what chance gives, and bar charts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,92 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from intertwine.argument_types import Float
 from intertwine.errors import InputError
-from intertwine.frames import frame
-from intertwine.inspect.dissection_pictures import draw_categories, draw_concepts
-from intertwine.shapes import Float
+from intertwine.figures import legend_below, new_figure
+from intertwine.lazy import data_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pictures of dissections: bars per category and per concept, and interpretable units against the power α.
+
+
+Curve = Mapping[float, Sequence[float]]  # α → one value per rotation
+
+
+def draw_categories(table: Mapping[str, tuple[int, int]], title: str) -> Figure:
+    """Two bars per category: units, and the different concepts they stand for.
+
+    >>> figure = draw_categories({"colour": (5, 2), "shape": (1, 1)}, "layer3")
+    >>> [int(bar.get_height()) for bar in figure.axes[0].patches]
+    [5, 1, 2, 1]
+    """
+    figure = new_figure(2.0 + 0.9 * max(2, len(table)), 3.2)
+    axes = figure.subplots()
+    for i, label in enumerate(("units", "different concepts")):
+        places = [x + 0.4 * (i - 0.5) for x in range(len(table))]
+        axes.bar(places, [found[i] for found in table.values()], 0.38, label=label, color=f"C{i}")
+    axes.set_xticks(range(len(table)), list(table), fontsize=8)
+    axes.set_title(title, fontsize=9)
+    axes.legend(fontsize=7)
+    return figure
+
+
+def draw_concepts(table: Mapping[str, tuple[int, str]], title: str) -> Figure:
+    """One bar per concept, as many units high, in the colour of its category.
+
+    >>> figure = draw_concepts({"red": (5, "colour"), "disc": (2, "shape")}, "layer3")
+    >>> [int(bar.get_height()) for bar in figure.axes[0].patches]
+    [5, 2]
+    """
+    kinds = list(dict.fromkeys(kind for _, kind in table.values()))
+    figure = new_figure(2.0 + 0.26 * max(8, len(table)), 3.2)
+    axes = figure.subplots()
+    names = list(table)
+    for i, kind in enumerate(kinds):
+        places = [x for x, name in enumerate(names) if table[name][1] == kind]
+        axes.bar(places, [table[names[x]][0] for x in places], label=kind, color=f"C{i}")
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+    axes.set_ylabel("units", fontsize=8)
+    axes.set_title(title, fontsize=9)
+    if kinds:
+        axes.legend(fontsize=7)
+    return figure
+
+
+def draw_fractions(curves: Mapping[str, Curve], chance: Mapping[str, float] | None = None) -> Figure:
+    """One line per network: the fraction of interpretable units against α, the mean over rotations and its range.
+
+    `chance` gives a dotted line per network: the fraction above the same level by chance.
+
+    >>> figure = draw_fractions({"with ReLU": {0.0: [0.5], 1.0: [0.2, 0.4]}})
+    >>> figure.axes[0].lines[0].get_ydata().tolist()
+    [0.5, 0.3]
+    """
+    figure = new_figure(4.8, 3.4)
+    axes = figure.subplots()
+    for i, (name, curve) in enumerate(curves.items()):
+        alphas = sorted(curve)
+        means = [torch.tensor(list(curve[a]), dtype=torch.float64).mean().item() for a in alphas]
+        axes.plot(alphas, means, marker="o", markersize=4, label=name, color=f"C{i}")
+        axes.fill_between(
+            alphas, [min(curve[a]) for a in alphas], [max(curve[a]) for a in alphas], alpha=0.2, color=f"C{i}"
+        )
+        if chance and name in chance:
+            axes.axhline(chance[name], color=f"C{i}", linestyle=":", linewidth=1, label=f"{name}, by chance")
+    axes.set_xlabel("α, the power of the rotation", fontsize=9)
+    axes.set_ylabel("fraction of interpretable units", fontsize=9)
+    axes.set_ylim(bottom=0)
+    legend_below(figure)
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------------
+# Dissection: which concept every unit of a layer stands for, and how sure that is.
+
 
 #: A unit is interpretable where its best overlap with a concept is larger: the number of Bau et al. (2017).
 LEVEL = 0.04
@@ -34,7 +113,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Category:
+class CategoryCount:
     """The interpretable units of one category, and how many different concepts they stand for."""
 
     units: int
@@ -42,7 +121,7 @@ class Category:
 
 
 @dataclass(frozen=True, eq=False)
-class Null:
+class ChanceOverlaps:
     """Best overlaps of the same units where the masks belong to other images: what chance gives."""
 
     values: Float[Tensor, "shifts units"]
@@ -80,7 +159,7 @@ class Dissection:
     categories: tuple[str, ...]
     iou: Float[Tensor, "units concepts"] = field(repr=False)
     left_out: tuple[str, ...] = ()
-    null: Null | None = None
+    null: ChanceOverlaps | None = None
     rotated: bool = False
 
     @cached_property
@@ -102,12 +181,12 @@ class Dissection:
         return sum(unit.iou > bound for unit in self.units) / len(self.units)
 
     @cached_property
-    def by_category(self) -> dict[str, Category]:
+    def by_category(self) -> dict[str, CategoryCount]:
         """Interpretable units and their different concepts, per category; categories without any included."""
         found: dict[str, list[str]] = {kind: [] for kind in dict.fromkeys(self.categories)}
         for unit in self.interpretable:
             found[unit.category or ""].append(unit.concept or "")
-        return {kind: Category(len(names), len(set(names))) for kind, names in found.items()}
+        return {kind: CategoryCount(len(names), len(set(names))) for kind, names in found.items()}
 
     @cached_property
     def by_concept(self) -> dict[str, tuple[int, ...]]:
@@ -123,7 +202,7 @@ class Dissection:
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
-        return frame(self.to_rows())
+        return data_frame(self.to_rows())
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, without the matrix of overlaps."""

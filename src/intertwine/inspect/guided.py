@@ -1,8 +1,8 @@
-"""Guided backpropagation: what in an image makes one feature, or a group of features, answer (row 003-F26)."""
+"""Guided backpropagation: which parts of an image drive a feature or a group of features."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import index
@@ -10,20 +10,105 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from intertwine.argument_types import Float
+from intertwine.data.batches import kind_of, on_device_of
+from intertwine.data.layers import LayerPath, layer_paths, modules_of, pick, record
+from intertwine.data.layouts import LayoutFinder, arrange
 from intertwine.errors import InputError
-from intertwine.features.batches import kind_of, placed
-from intertwine.features.capture import pick, record
-from intertwine.features.layouts import Layouts
-from intertwine.features.places import Site, modules_of, sites
-from intertwine.features.policy import arrange
-from intertwine.inspect.grids import draw_images, scaled_image, scaled_map
-from intertwine.inspect.guiding import Guiding
-from intertwine.shapes import Float
-from intertwine.stitch.frozen import frozen, unwrapped
+from intertwine.inspect.images import draw_images, scaled_image, scaled_map
+from intertwine.stitch.halves import frozen, unwrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+# ----------------------------------------------------------------------------------------------------
+# Guiding: while it is on, ReLU-like activations pass back positive gradients only, however a forward calls them.
+#
+# Calls are seen where torch hands them out, so `nn.ReLU`, `functional.relu`, `torch.relu` and `x.relu_()` are alike.
+
+
+#: Activations that pass values from some point on and never turn their sign: gradients through them can be guided.
+GUIDED = {"relu", "relu6", "leaky_relu", "prelu", "rrelu"}
+#: Activations that guided backpropagation does not speak of; gradients pass them as they are.
+UNGUIDED = {
+    "gelu", "silu", "sigmoid", "tanh", "elu", "selu", "celu", "softplus", "mish", "hardswish", "hardsigmoid",
+    "logsigmoid", "log_sigmoid", "softsign", "tanhshrink", "softshrink", "hardshrink", "threshold", "glu",
+    "erf", "maximum", "rnn_relu", "rnn_tanh", "lstm", "gru",
+}  # fmt: skip
+#: Functions that are a ReLU where they cut at zero and nowhere else; `nn.ReLU6` calls the last.
+CLAMPS = {"clamp", "clip", "clamp_min", "hardtanh"}
+
+
+class GuidedMode(TorchFunctionMode):
+    """Guides every activation called inside, and remembers which were guided and which could not be.
+
+    Attributes:
+        guided, unguided: "path: name of the function" of every call that gradients go through, in their order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guided: list[str] = []
+        self.unguided: list[str] = []
+        self._inside: list[str] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        output = func(*args, **given)
+        name = getattr(func, "__name__", "").rstrip("_")
+        if name not in GUIDED | UNGUIDED | CLAMPS:
+            return output
+        tensor = output[0] if isinstance(output, tuple) else output
+        if not tensor.requires_grad:
+            return output
+        if name in GUIDED or (name in CLAMPS and _cuts_at_zero(args, given)):
+            tensor.register_hook(_positive)
+            self.guided.append(self._called(name))
+        else:
+            self.unguided.append(self._called(name))
+        return output
+
+    def _called(self, name: str) -> str:
+        path = self._inside[-1] if self._inside else ""
+        return f"{path}: {name}" if path else name
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Guiding on, and the path of the module that runs known; every hook is taken off behind."""
+        with ExitStack() as stack:
+            for path, module in modules_of(model).items():
+                stack.callback(module.register_forward_pre_hook(self._enter(path)).remove)
+                stack.callback(module.register_forward_hook(self._leave).remove)
+            stack.enter_context(self)
+            yield
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        return lambda *_: self._inside.append(path)
+
+    def _leave(self, *_: Any) -> None:
+        self._inside.pop()
+
+
+def _positive(gradient: Tensor) -> Tensor:
+    return gradient.clamp(min=0)
+
+
+def _cuts_at_zero(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    low = kwargs.get("min", kwargs.get("min_val", args[1] if len(args) > 1 else None))
+    return isinstance(low, (int, float)) and low == 0
+
+
+# ----------------------------------------------------------------------------------------------------
+# Guided backpropagation: what in an image makes one feature, or a group of features, answer (row 003-F26).
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +185,10 @@ def guided_backprop(
     runs in evaluation mode and is left as it was.
 
     Args:
-        model: any network of images. at: a place, see `intertwine.features.places`.
+        model: any network of images. at: a place, see `intertwine.data.layers`.
         units: the number of one feature (channel), or of all features of a group, such as one that folding merges.
         images: (images, channels, height, width), as the network takes them; other inputs of numbers do too.
-        layout: of the features, where it is not what it seems; see `intertwine.features.policy`.
+        layout: of the features, where it is not what it seems; see `intertwine.data.layouts`.
         batch: images that pass at once.
 
     Raises:
@@ -125,9 +210,9 @@ def guided_backprop(
     model = unwrapped(model)
     chosen = check_units(units, shape.features, at)
     parts: list[tuple[Tensor, Tensor]] = []
-    guiding = Guiding()
+    guiding = GuidedMode()
     for some in images.split(batch):
-        guiding = Guiding()  # every part passes the same activations
+        guiding = GuidedMode()  # every part passes the same activations
         parts.append(_maps(model, site, shape.layout, chosen, some, guiding))
     return GuidedMaps(
         maps=torch.cat([maps for maps, _ in parts]),
@@ -141,11 +226,11 @@ def guided_backprop(
 
 
 def _maps(
-    model: nn.Module, site: Site, layout: str, units: Sequence[int], images: Tensor, guiding: Guiding
+    model: nn.Module, site: LayerPath, layout: str, units: Sequence[int], images: Tensor, guiding: GuidedMode
 ) -> tuple[Tensor, Tensor]:
     """The maps of some images, and the sums they belong to."""
     with torch.inference_mode(False), torch.enable_grad(), frozen([model]):
-        ((given,), _) = placed(((images.detach().clone(),), {}), model)
+        ((given,), _) = on_device_of(((images.detach().clone(),), {}), model)
         leaf = given.clone().requires_grad_()
         with guiding.watching(model), _taken(model, site) as taken, suppress(_Stop):
             model(leaf.clone())  # a leaf cannot be changed in place, as a first ReLU may want to
@@ -162,7 +247,7 @@ class _Stop(Exception):
 
 
 @contextmanager
-def _taken(model: nn.Module, site: Site) -> Iterator[list[Tensor]]:
+def _taken(model: nn.Module, site: LayerPath) -> Iterator[list[Tensor]]:
     """Holds what the forward has at a place, with its gradients, and ends the forward there."""
     found: list[Tensor] = []
     calls = 0
@@ -193,25 +278,25 @@ def _taken(model: nn.Module, site: Site) -> Iterator[list[Tensor]]:
 
 
 @dataclass(frozen=True)
-class Shape:
+class FeatureLayout:
     """The layout of the features at a place, and how many there are."""
 
     layout: str
     features: int
 
 
-def read_place(model: nn.Module, at: str, images: Tensor, layout: str | None) -> tuple[Site, Shape]:
+def read_place(model: nn.Module, at: str, images: Tensor, layout: str | None) -> tuple[LayerPath, FeatureLayout]:
     """The one place that a path stands for, and what its features look like: a copy of one image is run."""
-    known = Layouts()
+    known = LayoutFinder()
     with known.watching(model):
-        found, _ = record(model, ((images[:1].clone(),), {}), sites(model, at), note=known.note)
+        found, _ = record(model, ((images[:1].clone(),), {}), layer_paths(model, at), note=known.note)
     if len(found) != 1:
         raise InputError(
             f"One place was asked for by {at!r}, which stands for {len(found)}: {', '.join(map(str, found))}. Name one."
         )
     ((site, tensor),) = found.items()
     layout = layout or known.found[replace(site, call=site.call or 1)]
-    return site, Shape(layout, arrange(tensor, "structured", layout).shape[1])
+    return site, FeatureLayout(layout, arrange(tensor, "structured", layout).shape[1])
 
 
 def check_images(images: Any) -> None:

@@ -19,9 +19,8 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
+from intertwine.argument_types import Float, Int, finite_float
 from intertwine.errors import InputError
-from intertwine.reals import real
-from intertwine.shapes import Float, Int
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +44,7 @@ class Planes:
         tensor([[ 0.7071, -0.7071],
                 [ 0.7071,  0.7071]], dtype=torch.float64)
         """
-        times = real(alpha)
+        times = finite_float(alpha)
         if times is None:
             raise InputError(f"The power alpha={alpha!r} of a rotation was asked for; give a finite number.")
         if times == 0:
@@ -119,7 +118,7 @@ def planes(matrix: Float[Tensor, "n n"]) -> Planes:
     with _one_thread():
         values, basis = torch.linalg.eigh((q + q.T) / 2)  # eigenvalues cos θ, each twice
     image = q @ basis
-    found = list(groups(values.tolist(), min(1e-3, 0.2 / size)))
+    found = list(eigenvalue_groups(values.tolist(), min(1e-3, 0.2 / size)))
     alone = torch.tensor([start for start, stop in found if stop - start == 2], dtype=torch.long)
     columns, angles = (
         [torch.stack([basis[:, alone], basis[:, alone + 1]], 2).flatten(1)],
@@ -160,28 +159,28 @@ def _schur(basis: Float[Tensor, "n some"], image: Float[Tensor, "n some"]) -> tu
     """One space that Q maps to itself: its basis, planes first, the planes' angles, and the real eigenvalues behind."""
     both: Any = scipy.linalg.schur((basis.T @ image).numpy(), output="real")
     form, inner = both
-    planar = [at for at, width in blocks(form) if width == 2]
-    single = [at for at, width in blocks(form) if width == 1]
+    planar = [at for at, width in schur_blocks(form) if width == 2]
+    single = [at for at, width in schur_blocks(form) if width == 1]
     angles = [np.arctan2(form[at + 1, at] - form[at, at + 1], form[at, at] + form[at + 1, at + 1]) for at in planar]
     order = [*(column for at in planar for column in (at, at + 1)), *single]
     real = torch.tensor([form[at, at] for at in single], dtype=basis.dtype)
     return basis @ torch.from_numpy(inner[:, order].copy()), torch.tensor(angles, dtype=basis.dtype), real
 
 
-def groups(values: Sequence[float], gap: float) -> Iterator[tuple[int, int]]:
+def eigenvalue_groups(values: Sequence[float], gap: float) -> Iterator[tuple[int, int]]:
     """Where runs of sorted values begin and end that no gap cuts.
 
-    >>> list(groups([0.0, 0.01, 0.5, 0.9, 0.9], 0.1))
+    >>> list(eigenvalue_groups([0.0, 0.01, 0.5, 0.9, 0.9], 0.1))
     [(0, 2), (2, 3), (3, 5)]
     """
     cuts = [at for at in range(1, len(values)) if values[at] - values[at - 1] > gap]
     return zip([0, *cuts], [*cuts, len(values)], strict=True)
 
 
-def blocks(form: np.ndarray) -> Iterator[tuple[int, int]]:
+def schur_blocks(form: np.ndarray) -> Iterator[tuple[int, int]]:
     """Where the 2×2 and 1×1 blocks on the diagonal of a real Schur form begin, and how wide they are.
 
-    >>> list(blocks(np.array([[1.0, 0, 0], [0, 0.6, -0.8], [0, 0.8, 0.6]])))
+    >>> list(schur_blocks(np.array([[1.0, 0, 0], [0, 0.6, -0.8], [0, 0.8, 0.6]])))
     [(0, 1), (1, 2)]
     """
     at = 0

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from intertwine.errors import InputError
-from intertwine.frames import frame
 from intertwine.inspect.concepts import concept_data
-from intertwine.inspect.dissect import SHARE, Cut, dissect_maps
-from intertwine.inspect.dissection import LEVEL, Dissection
-from intertwine.inspect.dissection_pictures import draw_fractions
-from intertwine.inspect.maps import MEMORY, Maps
+from intertwine.inspect.dissect import MEMORY, SHARE, DissectionSettings, Maps, dissect_maps
+from intertwine.inspect.dissection import LEVEL, Dissection, draw_fractions
 from intertwine.inspect.rotation import haar, planes
+from intertwine.lazy import data_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -62,7 +61,7 @@ class RotationScan:
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
-        return frame(self.to_rows())
+        return data_frame(self.to_rows())
 
     def plot(self) -> Figure:
         """The fraction of interpretable units against α; dotted, what chance gives."""
@@ -98,7 +97,7 @@ def rotation_scan(
     """
     if not alphas or not seeds:
         raise InputError("A scan over rotations needs at least one alpha and one seed.")
-    maps, data, cut = Maps(model, at, images, memory), concept_data(concepts), Cut(level, share, null)
+    maps, data, cut = Maps(model, at, images, memory), concept_data(concepts), DissectionSettings(level, share, null)
     found: dict[tuple[float, int], Dissection] = {}
     own = dissect_maps(maps, data, None, cut) if 0 in alphas else None
     for seed in seeds:

@@ -7,9 +7,9 @@ from math import exp
 import torch
 from torch import Tensor, nn
 
+from intertwine.argument_types import Float
 from intertwine.errors import InputError, did_you_mean
-from intertwine.shapes import Float
-from intertwine.stitch.meeting import Spot, from_rows, to_rows
+from intertwine.stitch.resize import FeatureForm, from_rows, to_rows
 from intertwine.symmetry.symmetry import Symmetry
 
 #: Kind of transform → what it is.
@@ -104,7 +104,7 @@ def random_element(
     """
     g = sym.random(seed, spread)
     sizes = {"n": channels, "c": channels}  # one unit vector per sample, at one position
-    spot = Spot(layout, tuple(sizes.get(letter, 1) for letter in layout))
+    spot = FeatureForm(layout, tuple(sizes.get(letter, 1) for letter in layout))
     units = torch.eye(channels, dtype=torch.float64)
 
     def matrix(*wires: str) -> Tensor:

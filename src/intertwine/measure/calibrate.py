@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from intertwine.argument_types import Float
 from intertwine.errors import InputError
-from intertwine.measure.measure import Measure, Prepared, find
-from intertwine.measure.representation import check_pair, represent
-from intertwine.measure.result import Result
-from intertwine.shapes import Float
+from intertwine.measure.measure import Measure, PreparedRepresentation, Result, check_pair, find, represent
 
 INTERVALS = ("half-samples", "bootstrap")
 
@@ -107,7 +105,9 @@ def calibrate(
     return Calibrated(result, baseline, null, p_value, score, spread)
 
 
-def _null(measure: Measure, a: Prepared, b: Prepared, draws: int, seed: int) -> Iterator[Result]:
+def _null(
+    measure: Measure, a: PreparedRepresentation, b: PreparedRepresentation, draws: int, seed: int
+) -> Iterator[Result]:
     """Values with the samples of y in random orders; a measure that knows how does not prepare y again."""
     g = Generator().manual_seed(seed)
     for _ in range(draws):

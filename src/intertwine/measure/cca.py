@@ -1,27 +1,29 @@
-"""Canonical correlations: CCA, SVCCA and PWCCA, always centred.
-
-Directions come from a singular value decomposition of the features themselves, never of their products, which would
-square the condition number. A direction counts when it rises above the rounding of the numbers that were given.
-
-With few samples canonical correlations are large for any features. Where one side has as many directions as centred
-samples can have, all of them are 1 whatever the features: the result is degenerate and says so. Where there are fewer
-than five samples per direction, a note gives the mean squared correlation that unrelated features would have.
-"""
+"""Linear maps between representations: CCA, SVCCA, PWCCA and R²."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import inf, nan
 
 import torch
 from torch import Tensor
 
-from intertwine.errors import InputError
-from intertwine.measure.measure import CHANGES, FEATURES, Measure, degenerate, register
-from intertwine.measure.procrustes import constant
-from intertwine.measure.representation import Representation
-from intertwine.measure.result import Result
-from intertwine.shapes import Float
+from intertwine.argument_types import Float
+from intertwine.errors import InputError, MismatchError
+from intertwine.measure.measure import CHANGES, FEATURES, Measure, Representation, Result, degenerate, register
+from intertwine.measure.procrustes import constant_result
+
+# ----------------------------------------------------------------------------------------------------
+# Canonical correlations: CCA, SVCCA and PWCCA, always centred.
+#
+# Directions come from a singular value decomposition of the features themselves, never of their products, which would
+# square the condition number. A direction counts when it rises above the rounding of the numbers that were given.
+#
+# With few samples canonical correlations are large for any features. Where one side has as many directions as centred
+# samples can have, all of them are 1 whatever the features: the result is degenerate and says so. Where there are fewer
+# than five samples per direction, a note gives the mean squared correlation that unrelated features would have.
+
 
 ENOUGH = 5  # samples per direction
 #: Correlations this close coincide: rounding decides on their variates. Principal values likewise, as a share.
@@ -85,12 +87,12 @@ def few_samples(freedom: int, directions: int) -> tuple[str, ...]:
     return (f"few samples for {directions} directions: unrelated features would score {chance:.3f} (mean square)",)
 
 
-def trouble(name: str, a: Span, b: Span, directions: tuple[int, int]) -> Result | None:
+def cca_degenerate(name: str, a: Span, b: Span, directions: tuple[int, int]) -> Result | None:
     """The reason why there is no value, if there is one."""
     if not a.size or not b.size:
-        return constant(name, not a.size, not b.size)
+        return constant_result(name, not a.size, not b.size)
     if not min(directions):
-        return constant(name, not directions[0], not directions[1], "rounding only: no direction rises above it")
+        return constant_result(name, not directions[0], not directions[1], "rounding only: no direction rises above it")
     if max(directions) >= a.freedom:
         return degenerate(
             name,
@@ -107,7 +109,7 @@ def _correlations(a: Span, b: Span, i: int, j: int) -> Tensor:
 
 def _compare(name: str, statistic: str, variance: float | None, a: Span, b: Span) -> Result:
     directions = (0, 0) if not a.size or not b.size else (kept(a, variance), kept(b, variance))
-    if (found := trouble(name, a, b, directions)) is not None:
+    if (found := cca_degenerate(name, a, b, directions)) is not None:
         return found
     rho = _correlations(a, b, *directions)
     value = rho.mean() if statistic == "mean" else rho.square().mean()
@@ -164,7 +166,7 @@ def svcca(variance: float = 0.99, statistic: str = "mean") -> Measure:
 
 def _weigh(side: str, a: Span, b: Span) -> Result:
     ranks = (0, 0) if not a.size or not b.size else (a.rank, b.rank)
-    if (found := trouble("pwcca", a, b, ranks)) is not None:
+    if (found := cca_degenerate("pwcca", a, b, ranks)) is not None:
         return found
     own, other = (a, b) if side == "x" else (b, a)
     meeting = own.parts[0].T @ other.parts[0]
@@ -239,4 +241,74 @@ def pwcca(side: str = "x") -> Measure:
         "pwcca", "similarity", (0.0, 1.0), 1.0, invariances, "Morcos et al. 2018",
         f"mean canonical correlation, weighted by what the features of {side} hold of each",
         span, partial(_weigh, side), 3, memory=FEATURES,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------
+# R²: how much of y a linear map of x explains, the best map or a given one.
+#
+# The best map makes R² blind to any invertible change of x, so that it cannot follow a stitching layer while it is
+# trained; the R² of the given map can. Where x has as many directions as the samples allow, the best map explains any y:
+# the result is degenerate and says so.
+
+
+def _fit(center: bool, a: Span, b: Span) -> Result:
+    if (found := _trouble(center, a, b)) is not None:
+        return found
+    if not a.rank:
+        return degenerate("r2", "x is rounding only: no direction rises above it")
+    if a.rank >= a.freedom:
+        samples = a.freedom + int(center)
+        return degenerate("r2", f"{samples} samples are too few: x spans all that they can differ by and fits any y")
+    explained = (a.parts[0].T @ b.x).square().sum() / b.x.square().sum()
+    return Result("r2", float(explained), notes=few_samples(a.freedom, a.rank))
+
+
+def _given(center: bool, matrix: Tensor, a: Span, b: Span) -> Result:
+    if tuple(matrix.shape) != (a.x.shape[1], b.x.shape[1]):
+        raise MismatchError(
+            f"r2 was asked for with a matrix of shape {tuple(matrix.shape)}, but x has {a.x.shape[1]} features and y "
+            f"{b.x.shape[1]}. Give one of shape {(a.x.shape[1], b.x.shape[1])}: x @ matrix is compared with y."
+        )
+    if (found := _trouble(center, a, b)) is not None:
+        return found
+    rest = a.x @ (matrix.detach().to(a.x) * (a.size / b.size)) - b.x
+    return Result("r2", float(1 - rest.square().sum() / b.x.square().sum()))
+
+
+def _trouble(center: bool, a: Span, b: Span) -> Result | None:
+    if a.size and b.size:
+        return None
+    return constant_result("r2", not a.size, not b.size, *([] if center else ["zero everywhere"]))
+
+
+@register
+def r2(center: bool = True, matrix: Tensor | None = None) -> Measure:
+    """R² of y from x: 1 − ‖xM − y‖²/‖y‖², summed over the features of y.
+
+    Args:
+        center: False fits without a constant and compares with zero in place of the mean, as printed.
+        matrix: the map M to judge, x's features × y's; None takes the best one, by least squares. The value of a given
+            map has no lower bound.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(50, 3)
+        >>> round(r2()(x, x[:, :2] + 1).value, 5), round(r2(matrix=torch.eye(3))(x, -x).value, 5)
+        (1.0, -3.0)
+    """
+    if matrix is not None:
+        if matrix.dim() != 2 or not bool(matrix.isfinite().all()):
+            raise InputError(
+                f"r2 needs a matrix of finite numbers, x's features × y's; found one of shape {tuple(matrix.shape)}."
+            )
+        return Measure(
+            "r2", "similarity", (-inf, 1.0), nan, frozenset({"translation"} if center else ()),
+            "Csiszárik et al. 2021", "fraction of y that a given linear map of x explains",
+            partial(span, center=center), partial(_given, center, matrix), 2, memory=FEATURES,
+        )  # fmt: skip
+    return Measure(
+        "r2", "similarity", (0.0, 1.0), 1.0, ROTATIONS if center else ROTATIONS - {"translation"},
+        "Csiszárik et al. 2021, Definition 6.1", "fraction of y that the best linear map of x explains",
+        partial(span, center=center), partial(_fit, center), 3, memory=FEATURES,
     )  # fmt: skip

@@ -1,34 +1,39 @@
-"""Procrustes similarities: how near two representations come by a rotation, a permutation, or G_ReLU.
-
-The distance that is left after the best map is measured on the difference itself, in float64, and never as 2 − 2·c: no
-digits cancel, and no square root meets a negative number. A representation and itself score 1; the best rotation can
-miss by 1e-8, where features have directions as small as that beside their largest.
-
-Where channels have positions, (samples, channels, positions), features are channels and rows are samples × positions.
-Unequal widths are compared as if the narrower one had columns of zeros, which changes no product.
-
-What unrelated features score is not 0, and every value comes with it: `.baseline` is the value of the same features
-with the samples of y in another order. That is a second comparison; baseline=False leaves it out. Independent ReLU
-features of Gaussian values (512 samples, 64 features) have a `relu_procrustes` of 0.33, and of 0.45 without centring,
-where non-negative features never score below 1 − 1/√2 = 0.29. `orthogonal_procrustes` never does, for its features may
-always be turned to agree; the two are not on one scale.
+"""Measures that align features: by a rotation, a permutation, a permutation with positive scales, or optimal transport
+(soft matching).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import sqrt
+from math import gcd, inf, lcm, sqrt
 
+import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
+from scipy import sparse
+from scipy.optimize import linear_sum_assignment, linprog
 from torch import Tensor
 
-from intertwine.errors import InputError, MismatchError
-from intertwine.measure.measure import FEATURES, Measure, degenerate, register
-from intertwine.measure.representation import Representation
-from intertwine.measure.result import Alignment, Result
-from intertwine.shapes import Float, Int
+from intertwine.argument_types import Float, Int
+from intertwine.errors import InputError, IntertwineError, MismatchError
+from intertwine.measure.measure import FEATURES, FeatureAlignment, Measure, Representation, Result, degenerate, register
+
+# ----------------------------------------------------------------------------------------------------
+# Procrustes similarities: how near two representations come by a rotation, a permutation, or G_ReLU.
+#
+# The distance that is left after the best map is measured on the difference itself, in float64, and never as 2 − 2·c: no
+# digits cancel, and no square root meets a negative number. A representation and itself score 1; the best rotation can
+# miss by 1e-8, where features have directions as small as that beside their largest.
+#
+# Where channels have positions, (samples, channels, positions), features are channels and rows are samples × positions.
+# Unequal widths are compared as if the narrower one had columns of zeros, which changes no product.
+#
+# What unrelated features score is not 0, and every value comes with it: `.baseline` is the value of the same features
+# with the samples of y in another order. That is a second comparison; baseline=False leaves it out. Independent ReLU
+# features of Gaussian values (512 samples, 64 features) have a `relu_procrustes` of 0.33, and of 0.45 without centring,
+# where non-negative features never score below 1 − 1/√2 = 0.29. `orthogonal_procrustes` never does, for its features may
+# always be turned to agree; the two are not on one scale.
+
 
 LOWEST_ROTATED = 1 - sqrt(0.5)  # features may be turned until no product is negative, so that δ² ≤ 2
 REFERENCE = "Godfrey et al. 2022, Definition 5.2"
@@ -80,7 +85,7 @@ def check_rows(x: Tensor, y: Tensor) -> None:
         )
 
 
-def constant(name: str, x: bool, y: bool, what: str = "constant: no feature varies over the samples") -> Result:
+def constant_result(name: str, x: bool, y: bool, what: str = "constant: no feature varies over the samples") -> Result:
     """The result where one side or both have nothing to compare."""
     return degenerate(name, f"{'both representations are' if x and y else 'x is' if x else 'y is'} {what}")
 
@@ -89,7 +94,7 @@ def constant(name: str, x: bool, y: bool, what: str = "constant: no feature vari
 
 
 @dataclass(frozen=True, eq=False)
-class Turnable:
+class RotationColumns:
     """Columns x = small @ basisᵀ with orthonormal columns in the basis; no basis where there are enough samples.
 
     Values need `small` alone, so the basis stays in the form in which a QR decomposition finds it (`reflectors`, with
@@ -105,32 +110,32 @@ class Turnable:
         return matrix if self.reflectors is None else torch.linalg.householder_product(*self.reflectors) @ matrix
 
 
-def _turnable(center: bool, representation: Representation) -> Turnable:
+def _turnable(center: bool, representation: Representation) -> RotationColumns:
     """With fewer samples than features, rotations see only the samples' span: N × N problems in place of d × d."""
     whole = columns(representation, center, each=False)
     if len(whole.x) >= whole.x.shape[1]:
-        return Turnable(whole.x, None, float(whole.lengths))
+        return RotationColumns(whole.x, None, float(whole.lengths))
     packed, factors = torch.geqrf(whole.x.T)
-    return Turnable(packed[: len(whole.x)].triu().T, (packed, factors), float(whole.lengths))
+    return RotationColumns(packed[: len(whole.x)].triu().T, (packed, factors), float(whole.lengths))
 
 
-def _turned(a: Turnable, order: Tensor) -> Turnable:
+def _turned(a: RotationColumns, order: Tensor) -> RotationColumns:
     return replace(a, small=by_sample(a.small, order))
 
 
-def _turn(center: bool, a: Turnable, b: Turnable) -> Result:
+def _turn(center: bool, a: RotationColumns, b: RotationColumns) -> Result:
     name = "orthogonal_procrustes"
     if not a.length or not b.length:
-        return constant(name, not a.length, not b.length, *([] if center else ["zero everywhere"]))
+        return constant_result(name, not a.length, not b.length, *([] if center else ["zero everywhere"]))
     check_rows(a.small, b.small)
     u, _, vt = torch.linalg.svd(b.small.T @ a.small, full_matrices=False)
     left = (a.small @ vt.T - b.small @ u).square().sum() + _outside(a.small, vt.T) + _outside(b.small, u)
     turn = partial(_written, a, b, u @ vt * (a.length / b.length))
-    return Result(name, 1 - sqrt(float(left)) / 2, alignment=Alignment(write_matrix=turn))
+    return Result(name, 1 - sqrt(float(left)) / 2, alignment=FeatureAlignment(write_matrix=turn))
 
 
 def _written(
-    a: Turnable, b: Turnable, turn: Float[Tensor, "directions_b directions_a"]
+    a: RotationColumns, b: RotationColumns, turn: Float[Tensor, "directions_b directions_a"]
 ) -> Float[Tensor, "features_b features_a"]:
     """A map of directions as one of features."""
     return a.from_directions(b.from_directions(turn).T).T
@@ -201,11 +206,11 @@ def _whole(i: Tensor, j: Tensor, width: int) -> Tensor:
 def _permute(center: bool, a: Columns, b: Columns) -> Result:
     name = "permutation_procrustes"
     if a.dead or b.dead:
-        return constant(name, a.dead, b.dead, *([] if center else ["zero everywhere"]))
+        return constant_result(name, a.dead, b.dead, *([] if center else ["zero everywhere"]))
     i, j = match(a.x, b.x)
     width = max(a.x.shape[1], b.x.shape[1])
     ratio = (a.lengths / b.lengths).expand(width)
-    alignment = Alignment(permutation=_whole(i, j, width), scales=ratio)
+    alignment = FeatureAlignment(permutation=_whole(i, j, width), scales=ratio)
     return Result(name, 1 - sqrt(_left(a.x, b.x, i, j)) / 2, alignment=alignment)
 
 
@@ -253,7 +258,7 @@ def dead_note(a: Columns, b: Columns, fate: str) -> tuple[str, ...]:
 def _rescale(center: bool, paper: bool, a: Columns, b: Columns) -> Result:
     name = "relu_procrustes"
     if a.dead or b.dead:
-        return constant(name, a.dead, b.dead, *([] if center else ["zero everywhere"]))
+        return constant_result(name, a.dead, b.dead, *([] if center else ["zero everywhere"]))
     width = max(len(a.lengths), len(b.lengths))
     if paper:
         x, y, notes = a.x, b.x, dead_note(a, b, "kept as zeros, as in the paper's code")
@@ -265,7 +270,7 @@ def _rescale(center: bool, paper: bool, a: Columns, b: Columns) -> Result:
         first, second = a.live[i], b.live[j]
         bound = 2.0 * (x.shape[1] + y.shape[1])
     value = 1 - sqrt(_left(x, y, i, j) / bound)
-    alignment = Alignment(permutation=_whole(first, second, width), scales=_scales(a, b, first, second, width))
+    alignment = FeatureAlignment(permutation=_whole(first, second, width), scales=_scales(a, b, first, second, width))
     return Result(name, value, alignment=alignment, notes=notes)
 
 
@@ -305,4 +310,117 @@ def relu_procrustes(center: bool = True, dead: str = "drop", baseline: bool = Tr
         "distance that the best permutation leaves, every feature of norm 1",
         partial(columns, center=center, each=True), partial(_rescale, center, dead == "paper"),
         positions=True, meets=True, permute_with=_reordered, baseline=baseline, memory=FEATURES,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------
+# Soft matching: optimal transport between the features of two representations of any widths.
+#
+# Every feature of x carries a mass of 1/width(x), every one of y 1/width(y), and the plan moves one onto the other. The
+# optimum is exact. Equal widths are an assignment. Unequal ones are too, once every feature is repeated until both sides
+# have as many as the least common multiple of the widths. Many copies of one feature are alike, which an assignment takes
+# long to tell apart: where there are more than a few of each, HiGHS's dual simplex solves the same problem with whole
+# numbers for masses, whose corners are whole, so that the plan's sums are exact as well. 64 features against 63, as one
+# dead unit leaves them, take a twentieth of a second so, and ten the other way.
+
+
+#: An assignment takes longer than the linear program where each feature of the wider side stands in more copies than
+#: this, and all of them are more than so many.
+COPIES, FEW = 4, 512
+
+
+def transport(gain: Float[Tensor, "first second"]) -> Float[Tensor, "first second"]:
+    """The plan with uniform sums over rows and columns that has the largest total gain.
+
+    Example:
+        >>> transport(torch.tensor([[3.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 3.0]]).double()).tolist()
+        [[0.25, 0.25, 0.0, 0.0], [0.0, 0.0, 0.25, 0.25]]
+    """
+    values = gain.numpy(force=True)
+    width = lcm(*values.shape)
+    moved = _repeated(values, width) if width <= max(COPIES * max(values.shape), FEW) else _program(values)
+    return torch.from_numpy(moved / width).to(gain)
+
+
+def _repeated(gain: np.ndarray, width: int) -> np.ndarray:
+    times = [width // n for n in gain.shape]
+    rows, cols = linear_sum_assignment(gain.repeat(times[0], 0).repeat(times[1], 1), maximize=True)
+    moved = np.zeros(gain.shape)
+    np.add.at(moved, (rows // times[0], cols // times[1]), 1.0)
+    return moved
+
+
+def _program(gain: np.ndarray) -> np.ndarray:
+    n, m = gain.shape
+    sums = sparse.vstack([sparse.kron(sparse.eye(n), np.ones((1, m))), sparse.kron(np.ones((1, n)), sparse.eye(m))])
+    masses = np.repeat([m // gcd(n, m), n // gcd(n, m)], [n, m])
+    # The last sum follows from the others.
+    solved = linprog(-gain.ravel(), A_eq=sums.tocsr()[:-1], b_eq=masses[:-1], method="highs-ds")
+    moved = np.round(solved.x) if solved.x is not None else np.zeros(n * m)
+    if not solved.success or not np.array_equal(sums @ moved, masses):
+        raise IntertwineError(
+            f"The transport between {n} and {m} features was not solved: {solved.message} Give widths that share a "
+            "larger divisor, or fewer features."
+        )
+    return moved.reshape(n, m)
+
+
+def _correlate(a: Columns, b: Columns) -> Result:
+    if a.dead or b.dead:
+        return constant_result("soft_matching", a.dead, b.dead)
+    x, y, notes = without_dead(a, b)
+    check_rows(x, y)
+    products = x.T @ y
+    small = transport(products)
+    plan = products.new_zeros(len(a.lengths), len(b.lengths))
+    plan[a.live[:, None], b.live] = small
+    return Result("soft_matching", float((small * products).sum()), alignment=FeatureAlignment(plan=plan), notes=notes)
+
+
+def _distance(a: Columns, b: Columns) -> Result:
+    if a.dead or b.dead:
+        return constant_result("soft_matching", a.dead, b.dead)
+    check_rows(a.x, b.x)
+    size = float(torch.maximum(a.lengths, b.lengths))  # squares of what was given could overflow
+    x, y = a.x * (a.lengths / size), b.x * (b.lengths / size)
+    plan = transport(x.T @ y)  # the lengths of features are moved in full by every plan
+    i, j = plan.nonzero(as_tuple=True)
+    left = plan[i, j] @ torch.cat([_apart(x, y, *ij) for ij in zip(i.split(1024), j.split(1024), strict=True)])
+    return Result("soft_matching", size * sqrt(float(left)), alignment=FeatureAlignment(plan=plan))
+
+
+def _apart(x: Tensor, y: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (x[:, i] - y[:, j]).square().sum(0)
+
+
+@register
+def soft_matching(score: str = "correlation") -> Measure:
+    """Soft matching between features of different widths, always centred; the alignment is the plan.
+
+    Args:
+        score: "correlation", the mean correlation of the features that the best plan brings together, without those
+            that do not vary; or "distance", the soft matching distance √(min Σ Pᵢⱼ‖xᵢ − yⱼ‖²), a metric, in the units
+            of the features.
+
+    Example:
+        >>> x = torch.randn(50, 3)
+        >>> twice = torch.cat([x, 5 * x], 1)
+        >>> round(soft_matching()(x, twice).value, 5)
+        1.0
+    """
+    if score not in ("correlation", "distance"):
+        raise InputError(f"soft_matching was asked for with score={score!r}; it can be 'correlation' or 'distance'.")
+    reference = "Khosla and Williams 2024"
+    if score == "distance":
+        return Measure(
+            "soft_matching", "distance", (0.0, inf), 0.0, frozenset({"permutation", "translation"}), reference,
+            "soft matching distance between features", partial(columns, center=True, each=False), _distance,
+            positions=True, meets=True, memory=FEATURES,
+        )  # fmt: skip
+    return Measure(
+        "soft_matching", "similarity", (-1.0, 1.0), 1.0,
+        frozenset({"permutation", "positive scales", "isotropic scale", "translation"}), reference,
+        "mean correlation of features brought together by optimal transport",
+        partial(columns, center=True, each=True), _correlate, positions=True, meets=True,
+        memory=FEATURES,
     )  # fmt: skip

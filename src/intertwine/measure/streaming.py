@@ -1,26 +1,39 @@
-"""Exact linear CKA and kernel alignment in one pass over batches, in memory that depends on the width of layers only.
-
-What is summed: products of features, and small sums in float64 from which the terms of debiased CKA follow, diagonals
-included. Features are shifted by the mean of the first batch, so that little is lost when the true means are subtracted
-at the end. The value is the one that all samples at once would give, not a mean over batches.
+"""Measures that need products of features only, in one pass over batches: linear CKA, CCA, R², Procrustes and soft
+matching.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import frexp, sqrt
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from intertwine.argument_types import Float
 from intertwine.errors import InputError, MismatchError
-from intertwine.measure.cka import product
-from intertwine.measure.hsic import FLAT
-from intertwine.measure.measure import degenerate
-from intertwine.measure.representation import STILL, Representation, represent
-from intertwine.measure.result import Result
-from intertwine.shapes import Float
+from intertwine.measure.cka import FLAT, product
+from intertwine.measure.measure import (
+    CONSTANT_TOLERANCE,
+    Measure,
+    PreparedRepresentation,
+    Representation,
+    Result,
+    check_pair,
+    degenerate,
+    represent,
+)
+
+# ----------------------------------------------------------------------------------------------------
+# Exact linear CKA and kernel alignment in one pass over batches, in memory that depends on the width of layers only.
+#
+# What is summed: products of features, and small sums in float64 from which the terms of debiased CKA follow, diagonals
+# included. Features are shifted by the mean of the first batch, so that little is lost when the true means are subtracted
+# at the end. The value is the one that all samples at once would give, not a mean over batches.
+
 
 #: Entries so many times larger than those of the first batch are multiplied in float64, where they cannot overflow.
 LARGE = 2.0**20
@@ -29,7 +42,7 @@ ROWS = 1024  # of a matrix of products, at a time
 Layers = Tensor | Mapping[str, Tensor]
 
 
-class Form(NamedTuple):
+class CkaForm(NamedTuple):
     """Which alignment: debiased or biased, of centred features or, biased only, of features as they are."""
 
     biased: bool
@@ -56,7 +69,7 @@ class StreamingCKA:
     def __init__(self, pairs: Collection[tuple[str, str]] | None = None) -> None:
         self.samples = 0
         self._wanted = None if pairs is None else tuple(pairs)
-        self._sides: tuple[dict[str, _Layer], dict[str, _Layer]] = {}, {}
+        self._sides: tuple[dict[str, _Layer_streaming], dict[str, _Layer_streaming]] = {}, {}
         self._pairs: dict[tuple[str, str], _Sums] = {}
 
     def update(self, xs: Layers, ys: Layers) -> None:
@@ -81,7 +94,7 @@ class StreamingCKA:
         self._add(*batches)
         self.samples += count
 
-    def _add(self, first: dict[str, Taken], second: dict[str, Taken]) -> None:
+    def _add(self, first: dict[str, ScaledBatch], second: dict[str, ScaledBatch]) -> None:
         """Each layer with all its partners in one product: many small ones would take several times as long."""
         partners: dict[str, tuple[str, ...]] = {}
         for a, b in self._pairs:
@@ -101,7 +114,7 @@ class StreamingCKA:
         if (x, y) not in self._pairs:
             known = ", ".join(map(str, self._pairs)) or "none before the first batch"
             raise InputError(f"The layers {x!r} and {y!r} were asked for. The pairs that are compared: {known}.")
-        form = Form(biased or not center, center)
+        form = CkaForm(biased or not center, center)
         name, needs = ("linear_cka_biased", 2) if form.biased else ("linear_cka", 4)
         name = name if center else "kernel_alignment"
         if self.samples < needs:
@@ -143,20 +156,20 @@ def _read(layers: Layers, name: str) -> dict[str, Representation]:
     return {key: represent(x, key) for key, x in flat.items()}
 
 
-def _layer(side: dict[str, _Layer], name: str, x: Representation) -> _Layer:
+def _layer(side: dict[str, _Layer_streaming], name: str, x: Representation) -> _Layer_streaming:
     if name not in side:
-        side[name] = _Layer(x)
+        side[name] = _Layer_streaming(x)
     return side[name]
 
 
-class Taken(NamedTuple):
+class ScaledBatch(NamedTuple):
     """A batch of a layer, shifted and scaled: its features with the squared lengths of rows beside them, and these."""
 
     wide: Tensor
     lengths: Tensor
 
 
-class _Layer:
+class _Layer_streaming:
     """What belongs to one layer: its shift and scale, sums over samples, and its products with itself."""
 
     def __init__(self, x: Representation) -> None:
@@ -165,9 +178,9 @@ class _Layer:
         self.features, self.lengths = torch.zeros_like(self.shift, dtype=torch.float64), 0.0
         self.low = self.high = self.size = torch.zeros_like(self.shift)
         self.products = _Sums(self.shift, self.shift)
-        self._own: dict[Form, tuple[float, float]] = {}
+        self._own: dict[CkaForm, tuple[float, float]] = {}
 
-    def take(self, given: Representation) -> Taken:
+    def take(self, given: Representation) -> ScaledBatch:
         """Add a batch."""
         wide = self._scaled(given)
         x = wide[:, :-1]
@@ -178,7 +191,7 @@ class _Layer:
         self.lengths += float(lengths.sum())
         self.products.add(product(wide, wide), lengths, lengths)
         self._own.clear()
-        return Taken(wide, lengths)
+        return ScaledBatch(wide, lengths)
 
     def _scaled(self, given: Representation) -> Tensor:
         """Shifted and scaled, with room for a column more: each pass over the samples counts."""
@@ -206,20 +219,22 @@ class _Layer:
         """The true mean, in the scale of what is summed up."""
         return self.mean + self.shift.double() / (self.scale or 1.0)
 
-    def own(self, form: Form) -> tuple[float, float]:
+    def own(self, form: CkaForm) -> tuple[float, float]:
         """The inner product with itself, and its first term."""
         if form not in self._own:
             self._own[form] = self.products.inner(self, self, form)
         return self._own[form]
 
-    def fault(self, form: Form) -> str | None:
+    def fault(self, form: CkaForm) -> str | None:
         """Why there is nothing to align with, in words that follow the name of the layer."""
         if not form.center:
             return None if self.size.any() else "is zero everywhere"
-        if (self.high - self.low <= STILL * self.eps * self.size).all():
+        if (self.high - self.low <= CONSTANT_TOLERANCE * self.eps * self.size).all():
             return "is constant: no feature varies over the samples"
         own, total = self.own(form)
-        if own <= STILL * torch.finfo(self.shift.dtype).eps * sqrt(self.count) * total:  # rounding and no more
+        if (
+            own <= CONSTANT_TOLERANCE * torch.finfo(self.shift.dtype).eps * sqrt(self.count) * total
+        ):  # rounding and no more
             return FLAT
         return None
 
@@ -238,7 +253,7 @@ class _Sums:
         self.bx += products[:-1, -1]
         self.ab += float(a @ b)
 
-    def inner(self, x: _Layer, y: _Layer, form: Form) -> tuple[float, float]:
+    def inner(self, x: _Layer_streaming, y: _Layer_streaming, form: CkaForm) -> tuple[float, float]:
         """HSIC of the two layers, up to the factor that cancels, and the size of its first term.
 
         With means μ and ν and k = ‖x − μ‖², l = ‖y − ν‖² per sample, Σ kl is multiplied out into sums that are here.
@@ -261,3 +276,262 @@ class _Sums:
 def _by_rows(x: Tensor, *along: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Some rows at a time, so that no second matrix of that size is made."""
     return zip(x.split(ROWS), *(part.split(ROWS) for part in along), strict=True)
+
+
+# ----------------------------------------------------------------------------------------------------
+# CCA, R², Procrustes and soft matching in one pass over batches, in memory that depends on the width of layers only.
+#
+# These measures see nothing of the samples but products of features. What is summed, in float64: the centred products of
+# every layer with itself and of every pair. Batches are centred on their own means and joined by the differences of
+# means, so that nothing cancels. At the end a few rows with exactly these products stand for all samples, and the measure
+# itself compares them: no measure is written twice.
+#
+# Products square the size of a direction. In float64 they still show every direction that stands above the rounding of
+# float32 features; of float64 features one below about 1e-7 of the largest is lost, and a note says where that can be.
+
+
+DOUBLE_EPS = float(torch.finfo(torch.float64).eps)
+#: Times √width, what rounding makes of products that are zero, as a multiple of float64's precision.
+BLUR = 4.0
+#: Features that are more precise than this hold directions which their products cannot show.
+VISIBLE = 1e-8
+
+
+@dataclass(frozen=True, eq=False)
+class Summary(Representation):
+    """A few rows that have the means and products of many samples: centred rows, and at last √count times the mean."""
+
+    count: int
+
+    @property
+    def samples(self) -> int:
+        return self.count
+
+    @cached_property
+    def centred(self) -> Float[Tensor, "samples features"]:
+        return torch.cat([self.values[:-1], torch.zeros_like(self.values[-1:])])
+
+
+class StreamingMoments:
+    """Measures that need products of features only, batch by batch.
+
+    Args:
+        pairs: which layers are compared, as pairs of names. baseline: whether what unrelated features score is wanted
+            as well; samples then change places within batches, in one cycle through all of them.
+
+    >>> from intertwine.measure.measure import find
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> stream = StreamingMoments([("x", "y")])
+    >>> for _ in range(5):
+    ...     x = torch.randn(20, 8, generator=generator)
+    ...     stream.update({"x": x}, {"y": 2 * x[:, :4] + 1})
+    >>> [round(result.value, 4) for result in stream.results([find("cca"), find("r2")], "x", "y")]
+    [1.0, 1.0]
+    """
+
+    def __init__(self, pairs: Collection[tuple[str, str]], baseline: bool = False) -> None:
+        self.samples = 0
+        self._sides: tuple[dict[str, _Layer], dict[str, _Layer]] = {}, {}
+        self._pairs = {pair: _Products() for pair in pairs}
+        self._shuffled = {pair: _Products() for pair in pairs} if baseline else {}
+        self._chance = torch.Generator().manual_seed(0)
+
+    def update(self, xs: Mapping[str, Tensor], ys: Mapping[str, Tensor]) -> None:
+        """Take in a batch: the features of the same samples in both networks, by the names of layers.
+
+        Raises:
+            InputError: a batch is no tensor of finite numbers.
+            MismatchError: numbers of samples differ, or widths are not those of the batches before.
+        """
+        batches = [{name: represent(x, name) for name, x in side.items()} for side in (xs, ys)]
+        every = [x for batch in batches for x in batch.values()]
+        for x in every:
+            check_pair(every[0], x)
+        rows = [
+            {name: known.setdefault(name, _Layer(name, x)).take(x) for name, x in batch.items()}
+            for known, batch in zip(self._sides, batches, strict=True)
+        ]
+        for (a, b), products in self._pairs.items():
+            products.take(rows[0][a], rows[1][b])
+        if self._shuffled:
+            self._shuffle(*rows)
+        self.samples += every[0].samples
+
+    def _shuffle(self, left: dict[str, _Rows], right: dict[str, _Rows]) -> None:
+        """Every sample of x meets the next one of y, in a random order; the last one waits for the next batch."""
+        count = len(next(iter(left.values())).raw)
+        order = torch.randperm(count, generator=self._chance)
+        xs = {name: _Rows(self._sides[0][name].chain(x.raw[order.to(x.raw.device)])) for name, x in left.items()}
+        ys = {name: _Rows(self._sides[1][name].begun(y.raw[order.to(y.raw.device)])) for name, y in right.items()}
+        for (a, b), products in self._shuffled.items():
+            products.take(xs[a], ys[b])
+
+    def results(self, measures: Iterable[Measure], x: str, y: str) -> list[Result]:
+        """What each measure says of one pair of layers, over all samples so far.
+
+        Raises:
+            InputError: the pair is not one of those that are compared.
+        """
+        if (x, y) not in self._pairs or not self.samples:
+            known = ", ".join(map(str, self._pairs)) if self.samples else "none before the first batch"
+            raise InputError(f"The layers {x!r} and {y!r} were asked for. The pairs that are compared: {known}.")
+        a, b = self._sides[0][x], self._sides[1][y]
+        sides, others = _summaries(a, b, self._pairs[x, y].sums), None
+        if self._shuffled and self.samples > 1:
+            others = _summaries(a, b, self._shuffled[x, y].closed(a.waiting, b.first))
+        blurred = _blurred(a, b)
+        found: list[Result] = []
+        for measure in measures:
+            plain = replace(measure, baseline=False)  # its own would reorder rows that are no samples
+            result = _compared(plain, *sides)
+            if measure.baseline and others is not None and not result.degenerate:
+                result = replace(result, baseline=_compared(plain, *others).value)
+            found.append(result if result.degenerate else replace(result, notes=result.notes + blurred))
+        return found
+
+
+def _compared(measure: Measure, x: Summary, y: Summary) -> Result:
+    enough = x.samples >= measure.needs
+    a, b = (
+        PreparedRepresentation(measure.name, s.samples, s, measure.prepare_with(s) if enough else None) for s in (x, y)
+    )
+    return measure.compare(a, b)
+
+
+def _blurred(a: _Layer, b: _Layer) -> tuple[str, ...]:
+    """A note where features are so precise that small directions may be missing."""
+    sides = [side for side, layer in (("x", a), ("y", b)) if layer.eps < VISIBLE and layer.deficient]
+    if not sides:
+        return ()
+    return (f"one pass: directions of {' and '.join(sides)} below about 1e-7 of the largest are not seen",)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Some rows of a layer, centred once for all its pairs."""
+
+    raw: Float[Tensor, "rows features"]
+
+    @cached_property
+    def mean(self) -> Float[Tensor, " features"]:
+        return self.raw.mean(0)
+
+    @cached_property
+    def centred(self) -> Float[Tensor, "rows features"]:
+        return self.raw - self.mean
+
+
+class _Layer:
+    """What is known of one layer: its products with itself, its range, and two rows for the cycle of samples."""
+
+    def __init__(self, name: str, x: Representation) -> None:
+        self.name, self.eps, self.width, self.scale = name, x.eps, x.flat.shape[1], 0.0
+        self.own = _Products()
+        self.low = self.high = x.flat[0].double()
+        self.first = self.waiting = self.low.new_zeros(0, self.width)
+
+    def take(self, x: Representation) -> _Rows:
+        """Add a batch; gives its rows in float64, by a scale in which no square over- or underflows."""
+        if x.flat.shape[1] != self.width:
+            raise MismatchError(
+                f"The layer {self.name!r} had {self.width} features in the batches before, and has {x.flat.shape[1]} "
+                'in this one. Give inputs of one size, or use a policy that has one width, such as "pool".'
+            )
+        rows = x.flat.double()
+        low, high = rows.amin(0), rows.amax(0)  # `aminmax` along an axis is far slower
+        self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
+        if not self.scale:  # as long as all is zero, any scale will do
+            self.scale = 2.0 ** frexp(float(torch.maximum(high, -low).max()))[1] if rows.any() else 0.0
+        scaled = _Rows(rows / (self.scale or 1.0))
+        self.own.take(scaled, scaled)
+        return scaled
+
+    def chain(self, rows: Tensor) -> Tensor:
+        """The row that waited and these, but for the last, which waits; it meets `first` when all are through."""
+        found, self.waiting = torch.cat([self.waiting, rows[:-1]]), rows[-1:].clone()
+        return found
+
+    def begun(self, rows: Tensor) -> Tensor:
+        """The rows, but for the very first of all, which is kept."""
+        if len(self.first):
+            return rows
+        self.first = rows[:1].clone()
+        return rows[1:]
+
+    @property
+    def means(self) -> Float[Tensor, " features"]:
+        return self.own.x
+
+    @property
+    def lengths(self) -> Float[Tensor, " features"]:
+        """Of centred features; zero where what varies is rounding of the input."""
+        means = self.means * (self.scale or 1.0)
+        spread, size = torch.maximum(self.high - means, means - self.low), torch.maximum(self.high, -self.low)
+        return torch.where(
+            spread <= CONSTANT_TOLERANCE * self.eps * size, 0.0, self.own.sums.diagonal().clamp(min=0).sqrt()
+        )
+
+    @property
+    def deficient(self) -> bool:
+        """Whether fewer directions are seen than features vary, and samples allow."""
+        lengths = self.lengths
+        values = torch.linalg.eigvalsh(_correlations(self.own.sums, lengths, lengths))
+        return int((values > _floor(values)).sum()) < min(self.own.count - 1, int((lengths > 0).sum()))
+
+
+class _Products:
+    """Σ (x − mean of x)(y − mean of y)ᵀ over pairs of rows."""
+
+    def __init__(self) -> None:
+        self.count, self.sums, self.x, self.y = 0, torch.zeros(0), torch.zeros(0), torch.zeros(0)
+
+    def take(self, x: _Rows, y: _Rows) -> None:
+        rows = len(x.raw)
+        if not rows:
+            return
+        if not self.count:
+            self.x, self.y = torch.zeros_like(x.mean), torch.zeros_like(y.mean)
+            self.sums = self.x.new_zeros(len(self.x), len(self.y))
+        self.sums.addmm_(x.centred.T, y.centred)
+        share = rows / (self.count + rows)
+        moved = x.mean - self.x, y.mean - self.y
+        self.sums.addr_(*moved, alpha=self.count * share)
+        self.x, self.y = self.x + moved[0] * share, self.y + moved[1] * share
+        self.count += rows
+
+    def closed(self, x: Float[Tensor, "1 first"], y: Float[Tensor, "1 second"]) -> Float[Tensor, "first second"]:
+        """The sums with one more pair of rows, as they would be."""
+        return self.sums.addr(x[0] - self.x, y[0] - self.y, alpha=self.count / (self.count + 1))
+
+
+def _correlations(sums: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    a, b = (torch.where(lengths > 0, 1 / lengths, 0.0) for lengths in (first, second))
+    return sums * a[:, None] * b
+
+
+def _floor(values: Tensor) -> float:
+    """What rounding makes of eigenvalues that are zero."""
+    return BLUR * sqrt(len(values)) * DOUBLE_EPS * float(values.max())
+
+
+def _summaries(a: _Layer, b: _Layer, cross: Float[Tensor, "first second"]) -> tuple[Summary, Summary]:
+    """Rows of both layers that have their products: √Λ Vᵀ of the correlations V Λ Vᵀ of all features.
+
+    There are as many rows as samples where that is fewer than features, so that measures which then do otherwise see
+    it. Features of length 1 are decomposed: the smallest is as exact as the largest.
+    """
+    lengths = a.lengths, b.lengths
+    mixed = _correlations(cross, *lengths)
+    own = [_correlations(layer.own.sums, long, long) for layer, long in zip((a, b), lengths, strict=True)]
+    joint = torch.cat([torch.cat([own[0], mixed], 1), torch.cat([mixed.T, own[1]], 1)])
+    del mixed, own
+    values, vectors = torch.linalg.eigh(joint)
+    count = a.own.count
+    rows = min(count - 1, len(values))
+    values = torch.where(values > _floor(values), values, 0.0)
+    centred = (vectors * values.sqrt()).T[len(values) - rows :]  # the largest stand last
+    first, second = (
+        Summary(layer.scale * torch.cat([part * long, sqrt(count) * layer.means[None]]), layer.eps, count)
+        for layer, long, part in zip((a, b), lengths, centred.split([a.width, b.width], 1), strict=True)
+    )
+    return first, second

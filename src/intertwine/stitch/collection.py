@@ -8,12 +8,12 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, overload
 
 from intertwine.errors import InputError, did_you_mean
-from intertwine.frames import frame
-from intertwine.stitch.outcome import Stitch
-from intertwine.stitch.pictures import draw_penalties, summary
+from intertwine.lazy import data_frame
+from intertwine.stitch.result import Stitch, draw_penalties, summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 #: What stitches can be ranked by; whether more is better.
 RANKED = {
@@ -157,7 +157,7 @@ class Stitches(Sequence[Stitch]):
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
-        return frame(self.to_rows())
+        return data_frame(self.to_rows())
 
     def table(self, what: str | None = None) -> dict[tuple[str, str], list[float]]:
         """(place, kind) → a number of each stitch there; penalty where None is asked for, loss if there are none."""

@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from intertwine.data.batches import labelled_batches
+from intertwine.data.evaluate import Loss
 from intertwine.errors import InputError, MismatchError
-from intertwine.features.labelled import labelled
-from intertwine.features.pictures import new_figure
-from intertwine.features.scoring import Loss
-from intertwine.stitch.jobs import mapped
-from intertwine.stitch.linear_map import LinearMap
-from intertwine.stitch.outcome import Stitch
-from intertwine.stitch.scores import Scorer, Scores
-from intertwine.stitch.stitched import StitchedNetwork
-from intertwine.stitch.targets import answer
+from intertwine.figures import new_figure
+from intertwine.stitch.direct import LinearMap
+from intertwine.stitch.network import StitchedNetwork
+from intertwine.stitch.result import Stitch
+from intertwine.stitch.scores import Scorer, StitchScores, run_model
+from intertwine.stitch.training import apply_maps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Between:
+class StitchPath:
     """What `along` found.
 
     Attributes:
@@ -36,7 +35,7 @@ class Between:
     """
 
     shares: tuple[float, ...]
-    scores: tuple[Scores, ...]
+    scores: tuple[StitchScores, ...]
     first: str
     second: str
 
@@ -109,7 +108,7 @@ def interpolate(first: LinearMap, second: LinearMap, share: float) -> LinearMap:
 
 def along(
     first: Stitch, second: Stitch, data: Any, points: int = 11, *, loss: Loss | None = None, together: int = 4
-) -> Between:
+) -> StitchPath:
     """Score the stitched networks on the line between two stitches of one cut.
 
     Args:
@@ -138,14 +137,14 @@ def along(
     scorers = [Scorer(len(group), loss) for group in groups]
     splice, cut = model.splice, model.number
     with torch.no_grad(), splice.running():
-        for batch in labelled(data, splice.back_model):
+        for batch in labelled_batches(data, splice.back_model):
             (arrived,) = splice.front(batch.call, [cut])
-            own = answer(splice.back_model, batch.call)
+            own = run_model(splice.back_model, batch.call)
             for group, scorer in zip(groups, scorers, strict=True):
-                rows = mapped(arrived.rows, [maps[i] for i in group])
+                rows = apply_maps(arrived.rows, [maps[i] for i in group])
                 scorer.add(splice.back(cut, rows, arrived, batch.call, copies=len(group)), own, batch.targets)
     scores = [one for scorer in scorers for one in scorer.scores()]
-    return Between(shares, tuple(scores), first.family, second.family)
+    return StitchPath(shares, tuple(scores), first.family, second.family)
 
 
 def _common(first: Stitch, second: Stitch) -> StitchedNetwork:

@@ -1,29 +1,37 @@
-"""Scores of stitched networks: loss, accuracy, and how they stand to the network whose back they have.
-
-Sums stay on the device of the outputs, so that a pass over the data never waits for a number; they are read at the end.
+"""How stitched networks are judged: training targets and losses, accuracy and agreement with the back network, and
+similarity of stitched and original features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite, nan
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-from intertwine.errors import InputError
-from intertwine.features.scoring import ADVICE, IGNORED, Loss, classes_second, mean_loss, no_classes
-from intertwine.shapes import Float, Int
+from intertwine.argument_types import Float, Int
+from intertwine.data.batches import Call, copied_arguments, labelled_batches
+from intertwine.data.evaluate import IGNORE_INDEX, LOSS_ADVICE, Loss, classes_second, mean_loss, no_classes
+from intertwine.errors import InputError, MismatchError
+from intertwine.measure.measure import find
+
+# ----------------------------------------------------------------------------------------------------
+# Scores of stitched networks: loss, accuracy, and how they stand to the network whose back they have.
+#
+# Sums stay on the device of the outputs, so that a pass over the data never waits for a number; they are read at the end.
+
 
 #: The agreement table: the first letter is the back network right or wrong, the second the stitched one.
-TABLE = ("rr", "rw", "wr", "ww")
+AGREEMENT = ("rr", "rw", "wr", "ww")
 
 
 @dataclass(frozen=True)
-class Scores:
+class StitchScores:
     """How one network did on some data.
 
     Attributes:
@@ -55,7 +63,7 @@ class Scores:
     @property
     def agreement(self) -> dict[str, float] | None:
         """The table as shares of all answers, which sum to 1; None where there are no classes."""
-        counts = {name: getattr(self, name) for name in TABLE}
+        counts = {name: getattr(self, name) for name in AGREEMENT}
         answers = None if None in counts.values() else sum(counts.values())
         return None if answers is None else {name: count / answers for name, count in counts.items()}
 
@@ -67,10 +75,10 @@ class Scores:
         }
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Scores:
+    def from_dict(cls, found: Mapping[str, Any]) -> StitchScores:
         """What `to_dict` gave.
 
-        >>> Scores.from_dict(Scores(2, None, 0.5, None, None, None, None, None).to_dict()).loss
+        >>> StitchScores.from_dict(StitchScores(2, None, 0.5, None, None, None, None, None).to_dict()).loss
         0.5
         """
         known = dict(found)
@@ -125,7 +133,7 @@ class Scorer:
         if self.classes is not (own is not None):
             raise InputError("Some batches have classes as targets and some have not. Give targets of one kind.")
         if own is None and self.loss is None:
-            self.unscored = f"{no_classes(back, targets)} {ADVICE}"
+            self.unscored = f"{no_classes(back, targets)} {LOSS_ADVICE}"
             if self.must:
                 raise InputError(self.unscored)
         if samples is None:
@@ -151,7 +159,7 @@ class Scorer:
         shape = (self.copies, *own.shape)
         stitched = _log_probabilities(given).reshape(shape)
         expected = _log_probabilities(own).exp()
-        kept, wanted = targets != IGNORED, targets.clamp(0, own.shape[1] - 1)
+        kept, wanted = targets != IGNORE_INDEX, targets.clamp(0, own.shape[1] - 1)
         loss = -stitched.gather(2, wanted.expand(self.copies, *wanted.shape).unsqueeze(2)).squeeze(2)
         # a class that the back network gives no chance at all adds nothing, whatever the stitched one says of it
         distance = -torch.where(expected > 0, expected * stitched, 0.0).sum(2)
@@ -178,7 +186,7 @@ class Scorer:
         else:
             self._seen = torch.stack([torch.minimum(self._seen[0], seen[0]), torch.maximum(self._seen[1], seen[1])])
 
-    def scores(self) -> list[Scores]:
+    def scores(self) -> list[StitchScores]:
         """The scores of every stitch, over all batches so far."""
         if self._sums is None:
             raise InputError("Scores were asked for before any batch was scored. Give data with at least one sample.")
@@ -186,36 +194,23 @@ class Scorer:
             _refuse(self._seen, self._known)
         return [self._one(row) for row in self._sums.tolist()]
 
-    def _one(self, row: list[float]) -> Scores:
+    def _one(self, row: list[float]) -> StitchScores:
         total, _, distance, *cells = row
         if self.unscored is not None:
-            return Scores(self.samples, None, nan, None, None, None, None, None, self.unscored)
+            return StitchScores(self.samples, None, nan, None, None, None, None, None, self.unscored)
         if not self.classes:
-            return Scores(self.samples, None, total / self.samples, None, None, None, None, None)
+            return StitchScores(self.samples, None, total / self.samples, None, None, None, None, None)
         answers = sum(cells)
         if not answers:
             raise InputError("Every target of the data is marked as ignored (-100), so there is nothing to score.")
         rr, rw, wr, ww = map(round, cells)
         weight = answers if self.loss is None else self.samples
-        return Scores(self.samples, (rr + wr) / answers, total / weight, distance / answers, rr, rw, wr, ww)
-
-
-def check_classes(outputs: Any, targets: Any) -> None:
-    """Refuse targets that are classes the network does not have; waits for the device.
-
-    >>> import torch
-    >>> check_classes(torch.zeros(2, 10), torch.tensor([3, 12]))
-    Traceback (most recent call last):
-    intertwine.errors.InputError: The data has the class 12, but the back network tells 10 classes apart, 0 to 9. ...
-    """
-    classes = classes_second(getattr(outputs, "logits", outputs), targets)
-    if classes is not None and targets.numel():
-        _refuse(_range(targets.long()), classes.shape[1])
+        return StitchScores(self.samples, (rr + wr) / answers, total / weight, distance / answers, rr, rw, wr, ww)
 
 
 def _range(targets: Tensor) -> Int[Tensor, " 2"]:
     """The smallest and the largest class."""
-    kept = torch.where(targets == IGNORED, 0, targets)
+    kept = torch.where(targets == IGNORE_INDEX, 0, targets)
     return torch.stack([kept.amin(), kept.amax()])
 
 
@@ -258,3 +253,186 @@ def losses_of(loss: Loss, outputs: Any, targets: Any, copies: int) -> Float[Tens
 
     parts = [outputs] if copies == 1 else map(part, range(copies))
     return torch.stack([mean_loss(loss, one, targets) for one in parts])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Targets of a task-loss fit: labels of the data, answers of the back network, or both.
+
+
+def run_model(model: nn.Module, call: Call) -> Any:
+    """What a whole network answers; the batch stays as it is, whatever the network does in place."""
+    args, kwargs = copied_arguments(call)
+    return model(*args, **kwargs)
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The logits among a network's outputs."""
+    found = getattr(outputs, "logits", outputs)
+    if not isinstance(found, Tensor):
+        raise InputError(
+            f"Stitches are trained and scored by the logits of the back network, but its output is a "
+            f"{type(found).__name__}. Wrap it in a module that returns its logits."
+        )
+    return found
+
+
+class TrainingTargets:
+    """What so many stitches are trained towards, each "hard", "soft" or "both".
+
+    Args:
+        loss: of (outputs, targets), in the place of cross-entropy with hard targets.
+
+    >>> targets = TrainingTargets(["hard", "soft"], torch.device("cpu"))
+    >>> found = targets(torch.zeros(4, 3), torch.tensor([0, 1]), torch.zeros(2, 3))
+    >>> [round(float(loss), 4) for loss in found]
+    [1.0986, 1.0986]
+    """
+
+    def __init__(self, kinds: Sequence[str], device: torch.device, loss: Loss | None = None) -> None:
+        weight = {"hard": 1.0, "soft": 0.0, "both": 0.5}
+        self.shares = torch.tensor([weight[kind] for kind in kinds], device=device)
+        self.hard, self.soft, self.loss = set(kinds) != {"soft"}, set(kinds) != {"hard"}, loss
+
+    def __call__(self, outputs: Any, targets: Any, own: Any | None) -> Float[Tensor, " stitches"]:
+        """The mean loss of each stitch.
+
+        Args:
+            outputs: of all stitches, those of the first one first. targets: classes, shared by all.
+            own: outputs of the back network itself, where soft targets are wanted.
+        """
+        copies, labelled = len(self.shares), self.hard and self.loss is None
+        hard = soft = torch.zeros_like(self.shares)
+        if self.hard and self.loss is not None:
+            hard = losses_of(self.loss, outputs, targets, copies).float()
+        if not labelled and not self.soft:
+            return hard
+        flat = _rows(logits_of(outputs), targets, copies, labelled)
+        if labelled:
+            wanted = targets.reshape(-1).long()
+            each = F.cross_entropy(
+                flat.flatten(0, 1), wanted.repeat(copies), reduction="none", ignore_index=IGNORE_INDEX
+            )
+            kept = (wanted != IGNORE_INDEX).sum()
+            hard = each.view(copies, -1).sum(1) / kept.clamp(
+                min=1
+            )  # a batch without targets has no slope, not no number
+        if self.soft:
+            share = F.softmax(_rows(logits_of(own), targets, 1, labelled), -1)
+            soft = -(share * F.log_softmax(flat, -1)).sum(-1).mean(1)
+        return self.shares * hard + (1 - self.shares) * soft
+
+
+def _rows(logits: Tensor, targets: Any, copies: int, hard: bool) -> Float[Tensor, "copies answers classes"]:
+    """One row of classes per answer, a sample, a token or a pixel, by the same axis of classes as in scores.
+
+    Targets tell which axis that is; outputs of two axes need none, where the targets are soft alone.
+    """
+    many = targets.repeat(copies, *[1] * (targets.dim() - 1)) if isinstance(targets, Tensor) and targets.dim() else None
+    classes = classes_second(logits, many)
+    if classes is None and logits.dim() == 2 and not hard:
+        classes = logits
+    if classes is None:
+        _refuse_targets(logits, targets, copies, hard)
+    return classes.movedim(1, -1).reshape(copies, -1, classes.shape[1]).float()
+
+
+def _refuse_targets(logits: Tensor, targets: Any, copies: int, hard: bool) -> NoReturn:
+    """An error where nothing says which axis of the outputs has the classes."""
+    found = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+    shape = (len(logits) // copies, *logits.shape[1:]) if logits.dim() else ()
+    if hard:
+        raise InputError(
+            "Hard targets are one class, a whole number, per answer of the back network: outputs (N, classes, …) or "
+            f"(N, …, classes) with targets (N, …). Found outputs {shape} and targets {found}. Give data with "
+            f"classes as targets, or targets='soft'. For other tasks: {LOSS_ADVICE}"
+        )
+    raise InputError(
+        f"Soft targets are the answers of the back network, but which axis of its outputs {shape} has the classes is "
+        f"not known: the targets of the data, which would tell, are {found}. Pass the class of every answer with the "
+        "data, one axis less than the outputs, or a network with outputs (samples, classes)."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Traced similarities: how the features a stitch makes stand to the back network's own, from rows or from sums alone.
+#
+# CKA, R² and CCA can fall while the task loss falls too (Csiszárik et al. 2021, their Figure 4), so they are worth
+# following. R² is that of the map as it is: the R² of the best refit could not change under an invertible stitch.
+
+
+#: Measures of `intertwine.measure` that are traced. The debiased CKA needs rows; the others can be had from sums.
+FROM_ROWS = ("linear_cka", "linear_cka_biased", "cca")
+
+
+def feature_similarities(
+    target: Float[Tensor, "*rows features"], mapped: Float[Tensor, "*others width"]
+) -> dict[str, float]:
+    """How near mapped rows are to those they stand for.
+
+    Args:
+        target: rows of the back network at the cut. mapped: the front's rows behind the stitch, in the same order.
+
+    Returns:
+        "linear_cka" (debiased), "linear_cka_biased", "cca" (mean correlation), and "r2" of the rows as they are:
+        1 − ‖mapped − target‖²/‖target − its mean‖². Not a number where the rows have no such value, as CCA of fewer
+        rows than features.
+
+    Example:
+        >>> import torch
+        >>> rows = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+        >>> {name: round(value, 4) for name, value in feature_similarities(rows, 2 * rows).items() if name != "r2"}
+        {'linear_cka': 1.0, 'linear_cka_biased': 1.0, 'cca': 1.0}
+    """
+    if target.shape != mapped.shape:
+        raise MismatchError(
+            f"Rows were to be traced that stand for each other, but the back network's are {tuple(target.shape)} and "
+            f"the stitched ones {tuple(mapped.shape)}. Trace rows behind the stitch."
+        )
+    x, y = (rows.detach().flatten(0, -2) for rows in (mapped, target))
+    if not bool(x.isfinite().all()):
+        return dict.fromkeys((*FROM_ROWS, "r2"), float("nan"))  # the stitch diverged, which its history shall show
+    found = {name: find(name)(x, y).value for name in FROM_ROWS}
+    y = y.double()
+    rest = (x - y).square().sum()
+    spread = (y - y.mean(0)).square().sum()
+    return found | {"r2": float(1 - rest / spread) if float(spread) else float("nan")}
+
+
+def differentiable_cka(
+    x: Float[Tensor, "*many rows first"], y: Float[Tensor, "*others rows second"]
+) -> Float[Tensor, "*found"]:  # fmt: skip
+    """Biased linear CKA that gradients flow through: what a stitch can be driven away from while it is trained.
+
+    Args:
+        x, y: rows of features, or stacks of such; stacks are compared one by one, and one y with all of a stack x.
+
+    Returns:
+        ‖XᵀY‖²/(‖XᵀX‖·‖YᵀY‖) of centred rows; the value that `intertwine.measure(x, y, "linear_cka_biased")` gives.
+        Not a number where one side does not vary.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(50, 4, requires_grad=True)
+        >>> value = differentiable_cka(x, x.detach().roll(1, 1) * 3)
+        >>> value.backward()
+        >>> round(float(value.detach()), 4), bool(x.grad.abs().max() < 1e-3)  # at its highest, so without a slope
+        (1.0, True)
+    """
+    x, y = (rows - rows.mean(-2, keepdim=True) for rows in (x, y))
+    # at length one, squares of squares stay within the range of single precision
+    x, y = (rows / torch.linalg.matrix_norm(rows, keepdim=True) for rows in (x, y))
+    cross, first, second = (torch.linalg.matrix_norm(a.mT @ b) for a, b in ((x, y), (x, x), (y, y)))
+    return cross.square() / (first * second)
+
+
+@torch.no_grad()
+def accuracy_of(model: nn.Module, data: Any) -> float | None:
+    """The accuracy of a whole network; None where its answers are not those classes."""
+    scorer = Scorer()
+    try:
+        for batch in labelled_batches(data, model):
+            outputs = run_model(model, batch.call)
+            scorer.add(outputs, outputs, batch.targets)
+        return scorer.scores()[0].accuracy
+    except InputError:
+        return None

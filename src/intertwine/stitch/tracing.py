@@ -1,23 +1,150 @@
-"""A network as a list of steps in the order in which they run, traced once with torch.fx.
-
-Every call of a module is kept with its inputs and output, blocks included, so that a place such as `layer1.0:input` or
-`relu@2` is a step of the list.
-"""
+"""A network as a list of torch.fx steps that can be run up to a layer and from a layer on, for any number of samples."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from intertwine.data.batches import Call, copied_arguments, on_device_of, samples_of
+from intertwine.data.layers import LayerPath, modules_of, pick
 from intertwine.errors import InputError
-from intertwine.features.batches import Call
+
+# ----------------------------------------------------------------------------------------------------
+# Samples of a call: how many, the first few, several copies, and how other values depend on their number.
+
+
+FEW = 3  # samples of a probe; an odd number, as other sizes seldom are
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}  # share of the largest entry, on a CPU
+ROUGH = 0.05  # in half precision, and in single precision on a GPU, whose convolutions may round to ten bits
+
+
+def first_samples(call: Call) -> Call:
+    """The first samples of a call: tensors whose first size is the number of samples are cut."""
+    return _each(call, lambda x: x[:FEW])
+
+
+def repeat_samples(call: Call, copies: int) -> Call:
+    """All samples of a call, then all of them again, so many times.
+
+    >>> repeat_samples(((torch.tensor([1, 2]),), {"scale": 3}), 2)
+    ((tensor([1, 2, 1, 2]),), {'scale': 3})
+    """
+    return call if copies == 1 else _each(call, lambda x: x.repeat(copies, *[1] * (x.dim() - 1)))
+
+
+def _each(call: Call, change: Callable[[Tensor], Tensor]) -> Call:
+    """The call with its tensors of samples changed."""
+    count = samples_of(call)
+    return tree_map(lambda x: change(x) if isinstance(x, Tensor) and x.dim() and x.shape[0] == count else x, call)
+
+
+def signature(call: Call) -> tuple[Any, ...]:
+    """The sizes of a call apart from the number of samples: calls of one signature have features of one shape."""
+    count = samples_of(call)
+    shapes = (leaf.shape for leaf in tree_leaves(call) if isinstance(leaf, Tensor))
+    return tuple((shape[:1] == (count,), tuple(shape[1:] if shape[:1] == (count,) else shape)) for shape in shapes)
+
+
+class NoSampleAxis(Exception):
+    """A value that cannot be told for several copies of the samples."""
+
+
+def sample_axis(first: Tensor, second: Tensor, both: Tensor) -> int | None:
+    """The axis of the samples, from a tensor of some samples, of others, and of all of them; None where it has none.
+
+    >>> x = torch.arange(6.0).reshape(2, 3)
+    >>> sample_axis(x, -x, torch.cat([x, -x], 1)), sample_axis(x, x, x)
+    (1, None)
+    """
+    if first.shape == both.shape:
+        if not (alike(first, both) and alike(second, both)):
+            raise NoSampleAxis("it depends on the other samples of its batch")
+        return None
+    doubled = [i for i, sizes in enumerate(zip(first.shape, both.shape, strict=False)) if sizes[1] == 2 * sizes[0]]
+    if first.dim() != both.dim() or len(doubled) != 1:
+        raise NoSampleAxis(f"it is {tuple(first.shape)} for some samples and {tuple(both.shape)} for twice as many")
+    if not alike(torch.cat([first, second], doubled[0]), both):
+        raise NoSampleAxis("it depends on the other samples of its batch")
+    return doubled[0]
+
+
+def alike(one: Any, two: Any) -> bool:
+    """Whether two values, of tensors or of structures of them, are the same up to rounding."""
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        if one.shape != two.shape or one.dtype != two.dtype:
+            return False
+        if not one.is_floating_point() or not one.numel():
+            return torch.equal(one, two)
+        largest = two.detach().nan_to_num(0, 0, 0).abs().max().item()
+        rounded = one.device.type != "cpu" and one.dtype == torch.float32
+        limit = ROUGH if rounded else CLOSE.get(one.dtype, ROUGH)
+        return torch.allclose(one, two, rtol=0, atol=limit * largest, equal_nan=True)
+    ones, twos = tree_leaves(one), tree_leaves(two)
+    if len(ones) != len(twos):
+        return False
+    if len(ones) == 1 and ones[0] is one:
+        return type(one) is type(two) and (isinstance(one, Tensor) or _same(one, two))
+    return all(alike(*pair) for pair in zip(ones, twos, strict=True))
+
+
+def _same(one: Any, two: Any) -> bool:
+    found = one == two
+    return bool(found) if isinstance(found, bool) else one is two
+
+
+NumberOfSamples = Callable[[int], Any]  # of how many samples
+
+
+def number_by_samples(one: Any, two: Any, samples: int) -> NumberOfSamples:
+    """A plain value as a function of the number of samples, from its values for so many and for twice as many.
+
+    >>> number_by_samples((6, 4), (12, 4), 3)(5)
+    (10, 4)
+    """
+    if isinstance(one, (tuple, list)) and isinstance(two, type(one)) and len(one) == len(two):
+        parts = [number_by_samples(a, b, samples) for a, b in zip(one, two, strict=True)]
+        kind = torch.Size if isinstance(one, torch.Size) else tuple if isinstance(one, tuple) else list
+        return lambda count: kind(part(count) for part in parts)
+    plain = type(one) is type(two) and type(one) in (int, float)
+    if not plain or one == two:
+        if not _same(one, two):
+            raise NoSampleAxis(f"it is {one!r} for {samples} samples and {two!r} for {2 * samples}")
+        return lambda count: one
+    if isinstance(one, float):
+        return lambda count: one + (two - one) * (count - samples) / samples
+    step, rest = divmod(two - one, samples)
+    if rest:
+        raise NoSampleAxis(f"it is {one} for {samples} samples and {two} for {2 * samples}")
+    return lambda count: one + step * (count - samples)
+
+
+def number_for_one_size(value: Any, samples: int) -> NumberOfSamples:
+    """A plain value that is known for one number of samples alone."""
+
+    def number(count: int) -> Any:
+        if count != samples:
+            raise InputError(
+                f"A number inside the back is known for {samples} samples alone, but {count} were given. The network "
+                "could not be run on its example twice over; give an example whose batch size no other size equals."
+            )
+        return value
+
+    return number
+
+
+# ----------------------------------------------------------------------------------------------------
+# A network as a list of steps in the order in which they run, traced once with torch.fx.
+#
+# Every call of a module is kept with its inputs and output, blocks included, so that a place such as `layer1.0:input` or
+# `relu@2` is a step of the list.
+
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 Values = dict[fx.Node, Any]
@@ -28,7 +155,7 @@ class Untraceable(Exception):
 
 
 @dataclass(frozen=True)
-class Called:
+class ModuleCall:
     """One call of a module, in proxies."""
 
     inputs: dict[Any, Any]
@@ -36,12 +163,12 @@ class Called:
 
 
 @dataclass(eq=False)
-class Program:
+class TracedProgram:
     """The steps of a network."""
 
     model: nn.Module
     nodes: tuple[fx.Node, ...]
-    calls: Mapping[int, list[Called]]  # by the id of the module
+    calls: Mapping[int, list[ModuleCall]]  # by the id of the module
     constants: Mapping[str, Any]  # what tracing met that is no part of the network
     spec: TreeSpec
     plain: tuple[tuple[int, Any], ...]  # the arguments that are no tensors, by position
@@ -94,14 +221,14 @@ class Program:
             return self.constants[path]
         return operator.attrgetter(path)(self.model)
 
-    def same_as(self, other: Program) -> bool:
+    def same_as(self, other: TracedProgram) -> bool:
         """Whether another network takes the same steps, whatever its weights and sizes."""
         return len(self.nodes) == len(other.nodes) and all(
             _step(a, self) == _step(b, other) for a, b in zip(self.nodes, other.nodes, strict=True)
         )
 
 
-def _step(node: fx.Node, program: Program) -> tuple[Any, ...]:
+def _step(node: fx.Node, program: TracedProgram) -> tuple[Any, ...]:
     kind = type(program.model.get_submodule(str(node.target))) if node.op == "call_module" else None
     args = fx.map_arg((node.args, node.kwargs), _numbered(program.order))
     return node.op, node.target, kind, args
@@ -115,7 +242,7 @@ def _numbered(order: Mapping[fx.Node, int]) -> Any:
 # -- tracing -----------------------------------------------------------------------------------------------------------
 
 
-def trace(model: nn.Module, call: Call, inside: Iterable[str] = ()) -> Program:
+def trace_program(model: nn.Module, call: Call, inside: Iterable[str] = ()) -> TracedProgram:
     """The steps of a network for calls of one form. Modules that hold a path of `inside` are traced through.
 
     Raises:
@@ -132,7 +259,7 @@ def trace(model: nn.Module, call: Call, inside: Iterable[str] = ()) -> Program:
         raise
     except Exception as reason:  # the forward is foreign code, and whatever stops it, hooks remain
         raise Untraceable(f"torch.fx cannot trace it: {reason}") from reason
-    return Program(model, _needed(nodes), tracer.calls, _constants(model, added), tracer.spec, tracer.plain)
+    return TracedProgram(model, _needed(nodes), tracer.calls, _constants(model, added), tracer.spec, tracer.plain)
 
 
 def _sorted(call: Call) -> Call:
@@ -150,7 +277,7 @@ class _Tracer(fx.Tracer):
         if odd := [leaf for _, leaf in self.plain if not isinstance(leaf, PLAIN)]:
             raise Untraceable(f"an argument is a {type(odd[0]).__name__}")
         self.inside = tuple(inside)
-        self.calls: dict[int, list[Called]] = {}
+        self.calls: dict[int, list[ModuleCall]] = {}
         self.autocast = torch.is_autocast_enabled()
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
@@ -178,9 +305,9 @@ class _Tracer(fx.Tracer):
         if not leaf and (m._forward_hooks or m._forward_pre_hooks):
             raise Untraceable("a block has hooks of its own")
         number = len(self.calls.setdefault(id(m), []))
-        self.calls[id(m)].append(Called({**dict(enumerate(args)), **kwargs}, None))
+        self.calls[id(m)].append(ModuleCall({**dict(enumerate(args)), **kwargs}, None))
         output = super().call_module(m, forward, args, kwargs)
-        self.calls[id(m)][number] = Called({**dict(enumerate(args)), **kwargs}, output)
+        self.calls[id(m)][number] = ModuleCall({**dict(enumerate(args)), **kwargs}, output)
         return output
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -243,3 +370,199 @@ def _idle(node: fx.Node) -> bool:
     if node.op == "call_method":
         return not str(node.target).endswith("_")
     return node.op == "get_attr" or (node.op == "call_function" and node.target in (operator.getitem, getattr))
+
+
+@dataclass(frozen=True, eq=False)
+class PointValues:
+    """What a network has at a place, and its values that go around it."""
+
+    tensor: Tensor
+    around: tuple[Any, ...] = ()
+
+
+# ----------------------------------------------------------------------------------------------------
+# A traced network cut in two: the steps up to a place, the steps behind it, and what goes around the cut.
+
+
+@dataclass(frozen=True, eq=False)
+class SplitPlan:
+    """How a network goes on behind a step.
+
+    Attributes:
+        cut: the step. rest: the steps behind it. constants: earlier steps that no input reaches, run again.
+        crossing: earlier tensors that the rest reads. numbers: earlier plain values that it reads, such as sizes.
+        reads_inputs: whether the rest reads inputs of the network too.
+    """
+
+    cut: fx.Node
+    rest: tuple[fx.Node, ...]
+    constants: tuple[fx.Node, ...]
+    crossing: tuple[fx.Node, ...]
+    numbers: tuple[fx.Node, ...]
+    reads_inputs: bool
+
+
+class TracedNetwork:
+    """One network and the places where it is cut, as steps. `by_few`: whether it takes few samples of a batch alone.
+
+    Raises:
+        Untraceable: a network or a place that is no step; see `tracing`.
+    """
+
+    def __init__(self, model: nn.Module, places: Sequence[LayerPath], example: Call, by_few: bool = True) -> None:
+        self.model, self.places, self.by_few = model, tuple(places), by_few
+        call = on_device_of(example, model)
+        self.program = trace_program(model, call, [site.path for site in places])
+        values = self.program.inputs(copied_arguments(call))
+        with torch.no_grad():
+            for _ in self.program.run(values, self.program.nodes, keep=True):
+                pass
+        self.plans = tuple(_plan(self.program, values, self._step(site, values)) for site in places)
+        self.crossing = tuple(tuple(node.name for node in plan.crossing) for plan in self.plans)
+        self._numbers: dict[Any, dict[fx.Node, NumberOfSamples]] = {}
+
+    def same_as(self, other: TracedNetwork, mine: int, its: int) -> bool:
+        """Whether both networks take the same steps and are cut behind the same one."""
+        cuts = self.program.order[self.plans[mine].cut], other.program.order[other.plans[its].cut]
+        return cuts[0] == cuts[1] and self.program.same_as(other.program)
+
+    def start(self, call: Call, wanted: Collection[int], around: Collection[int] = ()) -> dict[int, PointValues]:
+        """What the network has at the wanted places, and what goes around those of `around`; one run, no gradients.
+
+        Everything is copied when the run passes the place: a later step may overwrite it.
+        """
+        program, found = self.program, {}
+        last = max((program.order[self.plans[number].cut] for number in wanted), default=-1)
+        values = program.inputs(on_device_of(copied_arguments(call), self.model))
+        with torch.no_grad():
+            for node in program.run(values, program.nodes[: last + 1]):
+                for number in wanted:
+                    if self.plans[number].cut is node:
+                        beside = self.plans[number].crossing if number in around else ()
+                        found[number] = PointValues(_copy(values[node]), tuple(_copy(values[one]) for one in beside))
+        return found
+
+    def finish(self, number: int, tensor: Tensor, around: tuple[Any, ...], call: Call, copies: int = 1) -> Any:
+        """The network from a place on, where it has this tensor, with these values around it, both for all copies."""
+        plan, program = self.plans[number], self.program
+        given = program.inputs(
+            on_device_of(copied_arguments(repeat_samples(call, copies)) if plan.reads_inputs else call, self.model)
+        )
+        count, numbers = copies * samples_of(call), self._learned(call)
+        values = given | dict(zip(plan.crossing, around, strict=True)) | {plan.cut: tensor}
+        values |= {node: numbers[node](count) for node in plan.numbers}
+        for node in program.run(values, (*plan.constants, *plan.rest)):
+            if node.op == "output":
+                return values[node]
+        raise AssertionError("a program ends with its output")
+
+    # -- places --------------------------------------------------------------------------------------------------------
+
+    def _step(self, site: LayerPath, values: Values) -> fx.Node:
+        """The step whose value is meant by a place."""
+        calls = self.program.calls.get(id(modules_of(self.model)[site.path]), [])
+        if len(calls) < (site.call or 1):
+            raise Untraceable(f"{str(site)!r} is inside a module that is one step")
+        called: ModuleCall = calls[(site.call or 1) - 1]
+        structure = called.inputs if site.side == "input" else called.output
+        nodes = [leaf.node for leaf in tree_leaves(structure) if isinstance(leaf, fx.Proxy)]
+        value = tree_map(lambda leaf: values.get(leaf.node) if isinstance(leaf, fx.Proxy) else leaf, structure)
+        try:
+            tensor = pick(value, site.keys)
+        except LookupError as reason:
+            raise Untraceable(str(reason)) from reason
+        for several in (nodes, list(_items(nodes))):
+            fitting = [node for node in dict.fromkeys(several) if values.get(node) is tensor]
+            if fitting and (several is nodes or len(fitting) == 1):
+                return fitting[0]
+        raise Untraceable(f"{str(site)!r} is no single step")
+
+    # -- plain values --------------------------------------------------------------------------------------------------
+
+    def _learned(self, call: Call) -> dict[fx.Node, NumberOfSamples]:
+        """How the plain values depend on the number of samples, found by running few samples once and twice."""
+        wanted = list(dict.fromkeys(node for plan in self.plans for node in plan.numbers))
+        if not wanted:
+            return {}
+        key = signature(call)
+        if key not in self._numbers:
+            small = first_samples(call) if self.by_few else call
+            once = self._plain(small, wanted)
+            count = samples_of(small)
+            try:
+                twice = self._plain(repeat_samples(small, 2), wanted)
+            except Exception:  # noqa: BLE001 - foreign code that does not take twice the samples
+                self._numbers[key] = {node: number_for_one_size(once[node], count) for node in wanted}
+            else:
+                self._numbers[key] = {node: number_by_samples(once[node], twice[node], count) for node in wanted}
+        return self._numbers[key]
+
+    def _plain(self, call: Call, wanted: list[fx.Node]) -> Values:
+        program = self.program
+        values, found = program.inputs(on_device_of(copied_arguments(call), self.model)), {}
+        last = max(program.order[node] for node in wanted)
+        with torch.no_grad():
+            for node in program.run(values, program.nodes[: last + 1]):
+                if node in wanted:
+                    found[node] = values[node]
+        return found
+
+
+def _items(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """The steps that take an item out of some values, and items out of these."""
+    found = [user for node in nodes for user in node.users if user.target is operator.getitem]
+    if found:
+        yield from found
+        yield from _items(found)
+
+
+def _copy(value: Any) -> Any:
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, value)
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def _plan(program: TracedProgram, values: Values, cut: fx.Node) -> SplitPlan:
+    """What has to be run behind a step, and what that reads from before it."""
+    behind = set(_reached(program, [cut]))
+    fed = set(_reached(program, [node for node in program.nodes if node.op == "placeholder"]))
+    rest: dict[fx.Node, None] = {}
+    read: dict[fx.Node, None] = {}
+    for node in program.nodes[program.order[cut] + 1 :]:
+        if node in fed and node not in behind and _is_plain(values[node]):
+            continue  # a size that is asked for late is still a number from before
+        rest[node] = None
+        read |= {one: None for one in node.all_input_nodes if one not in rest and one is not cut}
+    outer = sorted((node for node in read if node.op != "placeholder"), key=program.order.__getitem__)
+    crossing = tuple(node for node in outer if node in fed and not _is_plain(values[node]))
+    if mixed := [node for node in crossing if not all(isinstance(x, Tensor) for x in tree_leaves(values[node]))]:
+        raise Untraceable(f"{mixed[0].name} holds tensors and numbers")
+    numbers = tuple(node for node in outer if node in fed and _is_plain(values[node]))
+    constants = _closed([node for node in outer if node not in fed])
+    first = tuple(sorted(constants, key=program.order.__getitem__))
+    return SplitPlan(cut, tuple(rest), first, crossing, numbers, any(node.op == "placeholder" for node in read))
+
+
+def _reached(program: TracedProgram, begin: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """The steps that some steps have an influence on, and these themselves."""
+    found = set(begin)
+    for node in program.nodes:
+        if node in found or any(one in found for one in node.all_input_nodes):
+            found.add(node)
+            yield node
+
+
+def _closed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Some steps and all that they need."""
+    found, left = set(), list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))

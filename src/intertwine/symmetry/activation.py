@@ -1,26 +1,315 @@
-"""The scalar intertwiner group of an activation: the factors a with σ(a·x) = b·σ(x) for all x, and b = φ(a).
-
-By Theorem E.14 of Godfrey et al. (2022) the whole group of a non-linear σ on n units is permutations times diagonal
-matrices with entries from this scalar group, so it decides which scales and signs a layer may carry. It is found
-numerically for any elementwise function; no table of names is consulted.
+"""The scalar intertwiner group of an activation: which scales and signs pass it, found numerically (power laws on
+half-lines, discrete groups of scales).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from intertwine.errors import InputError
-from intertwine.symmetry.dilation import find_generator
 from intertwine.symmetry.elementwise import Elementwise, elementwise
-from intertwine.symmetry.halfline import REACH, HalfLine, agree
+
+# ----------------------------------------------------------------------------------------------------
+# One half-line of an activation, sampled over many orders of magnitude: is it a power law, and where can it be read?
+#
+# σ(a·x) = b·σ(x) for all a > 0 says that σ is κ₊·x^p on x > 0 and κ₋·|x|^p on x < 0, so the question whether every
+# positive factor passes is answered by the values of σ alone. Numbers too large or too small for the format are no
+# evidence for or against a law; a power law is allowed to run into them.
+
+
+#: How far the samples reach, in powers of ten: at the ends every usual activation has become a power law.
+SAMPLE_RANGE = 18
+#: Largest generator of a discrete group that is looked for, in powers of ten.
+LARGEST_GENERATOR = 6
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """κ·m^p on a whole half-line; `exponent` is None where any will do (σ is zero, or not defined there)."""
+
+    coefficient: float
+    exponent: float | None
+
+
+@dataclass(frozen=True)
+class HalfLine:
+    """Values of σ at the points sign·magnitudes, magnitudes ascending. `limits`: the number format σ answers in."""
+
+    sign: int
+    magnitudes: Tensor
+    values: Tensor
+    limits: torch.finfo
+
+    @property
+    def tolerance(self) -> float:
+        return max(1e-9, 64 * self.limits.eps)
+
+    @property
+    def readable(self) -> Tensor:
+        """The values, with a NaN wherever the format may have spoiled them."""
+        size = self.values.abs()
+        clear = (size > self.limits.tiny / self.limits.eps) & (size < self.limits.max * self.limits.eps)
+        return torch.where(clear, self.values, torch.nan)
+
+    def law(self) -> PowerLaw | None:
+        """The power law that holds on the whole half-line, or None."""
+        if not bool(self.values.any()):
+            return PowerLaw(0.0, None)
+        if bool(self.values.isnan().all()):
+            return PowerLaw(math.nan, None)
+        if bool(self.values.isinf().all()) and bool((self.values == self.values[0]).all()):
+            return PowerLaw(float(self.values[0]), 0.0)
+        return self._fit(0, len(self.values))
+
+    def _fit(self, start: int, stop: int) -> PowerLaw | None:
+        m, v = self.magnitudes[start:stop].log(), self.values[start:stop]
+        clear = (~self.readable[start:stop].isnan()).nonzero().flatten()
+        if len(clear) < 2:
+            return None
+        i, j = int(clear[0]), int(clear[-1])
+        if float(v[i]) * float(v[j].sign()) <= 0:
+            return None
+        exponent = float((v[j].abs().log() - v[i].abs().log()) / (m[j] - m[i]))
+        predicted = v[i].sign() * (v[i].abs().log() + exponent * (m - m[i])).exp()
+        if not agree(v, predicted, 1.0, self.limits, self.tolerance):
+            return None
+        return PowerLaw(float(v[i].sign() * (v[i].abs().log() - exponent * m[i]).exp()), exponent)
+
+    def span(self) -> tuple[int, int] | None:
+        """First and last (exclusive) sample between underflow and overflow; None if σ is no number in between."""
+        size = self.values.abs()
+        low, high = self.limits.tiny * 1e30, self.limits.max * 1e-30
+        clear = ((size > low) & (size < high)).nonzero().flatten()
+        if len(clear) < 2:
+            return None
+        start, stop = int(clear[0]), int(clear[-1]) + 1
+        # zeros that do not follow after values about to underflow are zeros of σ, and belong to it
+        if not bool((size[:start] > 0).any()):
+            start = 0
+        if not bool((size[stop:] > 0).any()):
+            stop = len(size)
+        return (start, stop) if bool(torch.isfinite(self.values[start:stop]).all()) else None
+
+    def cannot_repeat(self) -> bool:
+        """Whether the ends of a half-line that is no power law show that σ(a·x) = b·σ(x) for no a up to 10^WIDEST.
+
+        Such a σ repeats itself, up to a factor, from one period to the next. So it is no power law (nor zero) over a
+        whole period anywhere, and its slope takes the same values at both ends.
+        """
+        span = self.span()
+        if span is None:
+            return True
+        start, stop = span
+        decade = (len(self.values) - 1) / (2 * SAMPLE_RANGE)
+        width = round(min(LARGEST_GENERATOR * decade, (stop - start) / 3))
+        if width < 8:
+            return True
+        ends = [(start, start + width), (stop - width, stop)]
+        if any(self._fit(*end) is not None or not bool(self.values[slice(*end)].any()) for end in ends):
+            return True
+        left, right = (self._slopes(*end) for end in ends)
+        return bool((left.min() > right.max()) | (right.min() > left.max()))
+
+    def _slopes(self, start: int, stop: int) -> Tensor:
+        """d log|σ| / d log|x| from sample to sample; NaN where σ is zero or changes sign."""
+        m, v = self.magnitudes[start:stop], self.values[start:stop]
+        return (v[1:] / v[:-1]).log() / (m[1:] / m[:-1]).log()
+
+
+def agree(
+    scaled: Tensor, y: Tensor, b: float, limits: torch.finfo, tolerance: float, slack: Tensor | float = 0.0
+) -> bool:
+    """Whether scaled = b·y at every point, each judged by its own size, so that no deviation hides behind a large one.
+
+    A number that has left the format agrees with every number that had to leave it; NaN agrees with NaN.
+    """
+    expected = b * y
+    error, size = (scaled - expected).abs(), scaled.abs() + expected.abs()
+    close = error <= tolerance * size + slack + (1 + abs(b)) * limits.tiny
+    edge = limits.max * (1 - tolerance)
+    over = (y.isinf() & (scaled.abs() >= abs(b) * edge)) | (scaled.isinf() & (expected.abs() >= edge))
+    over &= scaled.sign() == expected.sign()
+    return bool((close | over | (scaled.isnan() & y.isnan())).all())
+
+
+# ----------------------------------------------------------------------------------------------------
+# Discrete groups of factors: activations that repeat themselves, like x·(2 + sin(2π·log₂|x|)) under x → 2·x.
+#
+# With t = log|x|, σ(a·x) = b·σ(x) says that σ, divided by a power of |x|, has the period log a in t, or changes sign
+# after it. Candidates for the period come from the autocorrelation over t; they are made exact by Gauss–Newton steps (or
+# by bisection, where σ jumps) and count only if the equation then holds at every sample. A closed group of factors that
+# is neither finite nor continuous is generated by one number: c, c together with −1, or −c.
+
+
+_STEP = 0.01
+_SMALLEST = math.log(1.01)
+#: Whether a factor passes: its b, or None.
+Passes = Callable[[float], float | None]
+
+
+@dataclass(frozen=True)
+class _Track:
+    """σ on one half-line over t = log|x|, with the power |x|^q divided out."""
+
+    sigma: Elementwise
+    sign: int
+    start: float
+    stop: float
+    power: float
+
+    def __call__(self, t: np.ndarray) -> np.ndarray:
+        y = self.sigma(torch.from_numpy(self.sign * np.exp(t))).numpy()
+        with np.errstate(divide="ignore"):
+            return np.sign(y) * np.exp(np.log(np.abs(y)) - self.power * t)
+
+
+def find_generator(
+    sigma: Elementwise, restless: Sequence[HalfLine], passes: Passes, signs: bool
+) -> tuple[float, float] | None:
+    """The (a, b) with |a| > 1 that generates all factors of a discrete group (besides −1 where `signs`), or None.
+
+    Args:
+        sigma: the function. restless: its half-lines that are no power law. passes: the test a factor must stand.
+        signs: whether −1 is a factor.
+    """
+    tracks = _tracks(sigma, restless)
+    period = _period(tracks, passes) if tracks else None
+    if period is None:
+        return None
+    period = _shortest(period, passes)
+    c = _simple(math.exp(period), passes)
+    if not signs:  # −√c is the only negative number whose square is the generator
+        root = -_simple(math.exp(period / 2), lambda a: passes(-a))
+        if (b := passes(root)) is not None:
+            return root, _rounded(b)
+    b = passes(c)
+    return None if b is None else (c, _rounded(b))
+
+
+def _tracks(sigma: Elementwise, restless: Sequence[HalfLine]) -> list[_Track]:
+    found = []
+    for half in restless:
+        span = half.span()
+        if span is None:
+            return []
+        m, v = (part[slice(*span)] for part in (half.magnitudes.log(), half.values.abs()))
+        slope = np.polyfit(m[v > 0].numpy(), v[v > 0].log().numpy(), 1)[0]
+        found.append(_Track(sigma, half.sign, float(m[0]), float(m[-1]), float(slope)))
+    power = sum(track.power for track in found) / max(len(found), 1)
+    return [_Track(sigma, t.sign, t.start, t.stop, power) for t in found]
+
+
+def _period(tracks: Sequence[_Track], passes: Passes) -> float | None:
+    """Some period of all tracks, exact to the last digits, or None."""
+    for guess in _candidates(tracks):
+        exact = _between_jumps(tracks, guess)
+        if exact is None:
+            exact = _refine(tracks, guess)
+        if exact is not None and passes(math.exp(exact)) is not None:
+            return exact
+    return None
+
+
+def _candidates(tracks: Sequence[_Track], most: int = 8) -> list[float]:
+    """Shifts of t at which the tracks are most like themselves, best first."""
+    waves = [track(np.arange(track.start, track.stop, _STEP)) for track in tracks]
+    longest = min(round(LARGEST_GENERATOR * math.log(10) / _STEP), *(len(w) * 2 // 3 for w in waves))
+    alike = np.zeros(longest)
+    for shift in range(1, longest):  # track by track: products of joined tracks are so long that BLAS starts threads
+        pairs = [(w[shift:], w[:-shift]) for w in waves]
+        product, after, before = (sum(terms) for terms in zip(*((a @ b, a @ a, b @ b) for a, b in pairs), strict=True))
+        alike[shift] = abs(product) / math.sqrt(after * before)
+    peaks = [k for k in range(2, longest - 1) if alike[k - 1] <= alike[k] >= alike[k + 1] and alike[k] > 0.5]
+    return [k * _STEP for k in sorted(peaks, key=lambda k: -alike[k])[:most]]
+
+
+def _between_jumps(tracks: Sequence[_Track], period: float) -> float | None:
+    """The distance between two jumps of σ that are about one period apart; None if σ does not jump."""
+    for track in tracks:
+        t = np.arange(track.start, track.stop - period - 3 * _STEP, _STEP)
+        steps = np.abs(np.diff(track(t)))
+        first = _jump(track, float(t[steps.argmax()]), float(t[steps.argmax() + 1]))
+        if first is not None:
+            second = _jump(track, first + period - 2 * _STEP, first + period + 2 * _STEP)
+            return None if second is None else second - first
+    return None
+
+
+def _jump(track: _Track, left: float, right: float) -> float | None:
+    """Where the track jumps between two places, by bisection; None if what looked like a jump was steep."""
+    low, high = track(np.array([left, right]))
+    height = abs(high - low)
+    while right - left > 1e-14 * max(1.0, abs(left)):
+        middle = (left + right) / 2
+        value = track(np.array([middle]))[0]
+        if abs(value - low) < abs(value - high):
+            left, low = middle, value
+        else:
+            right, high = middle, value
+    return (left + right) / 2 if abs(high - low) > 0.5 * height else None
+
+
+def _refine(tracks: Sequence[_Track], period: float, steps: int = 20, delta: float = 1e-5) -> float | None:
+    """Gauss–Newton on the period and the factor together."""
+    points = [np.linspace(t.start, t.stop - 1.1 * period, 331) + 0.003 for t in tracks]
+    now = np.concatenate([t(p) for t, p in zip(tracks, points, strict=True)])
+
+    def later(shift: float) -> np.ndarray:
+        return np.concatenate([t(p + shift) for t, p in zip(tracks, points, strict=True)])
+
+    start = period
+    for _ in range(steps):
+        there = later(period)
+        slope = (later(period + delta) - later(period - delta)) / (2 * delta)
+        factor = (there @ now) / (now @ now)
+        system, gap = np.stack([slope, -now], 1), factor * now - there
+        if not (np.isfinite(system).all() and np.isfinite(gap).all()):
+            return None
+        change = float(np.linalg.lstsq(system, gap, rcond=None)[0][0])
+        period += change
+        if abs(period - start) > 2 * _STEP:
+            return None
+        if abs(change) < 1e-15:
+            break
+    return period
+
+
+def _shortest(period: float, passes: Passes) -> float:
+    """The smallest period of which the given one is a multiple: divided by primes as often as they divide."""
+    for prime in range(2, int(period / _SMALLEST) + 1):
+        if all(prime % k for k in range(2, math.isqrt(prime) + 1)):
+            while period / prime > _SMALLEST and passes(math.exp(period / prime)) is not None:
+                period /= prime
+    return period
+
+
+def _simple(a: float, passes: Passes) -> float:
+    """A nearby fraction in place of a number, if the number is that fraction as far as can be told."""
+    near = _rounded(a)
+    return near if passes(near) is not None else a
+
+
+def _rounded(b: float) -> float:
+    near = float(Fraction(b).limit_denominator(1000))
+    return near if abs(near - b) < 1e-11 * abs(b) else b
+
+
+# ----------------------------------------------------------------------------------------------------
+# The scalar intertwiner group of an activation: the factors a with σ(a·x) = b·σ(x) for all x, and b = φ(a).
+#
+# By Theorem E.14 of Godfrey et al. (2022) the whole group of a non-linear σ on n units is permutations times diagonal
+# matrices with entries from this scalar group, so it decides which scales and signs a layer may carry. It is found
+# numerically for any elementwise function; no table of names is consulted.
+
 
 _PER_DECADE = 20
 #: Factors at which a power law is tried once more, at points between the samples.
@@ -118,7 +407,7 @@ def activation_group(fn: Callable[..., Any]) -> ActivationGroup:
     if bool(y.isnan().all()):
         raise InputError(
             f"The group of {sigma.name} was asked for, and it is NaN at every one of {len(x)} numbers from "
-            f"−10^{REACH} to 10^{REACH}. Pass a function that is defined somewhere."
+            f"−10^{SAMPLE_RANGE} to 10^{SAMPLE_RANGE}. Pass a function that is defined somewhere."
         )
     group = _classify(sigma, x, y)
     sigma.check_steady()
@@ -128,8 +417,10 @@ def activation_group(fn: Callable[..., Any]) -> ActivationGroup:
 @lru_cache(maxsize=1)
 def _grid() -> Tensor:
     """Points of both signs over many orders of magnitude, none of them special to any activation, and both zeros."""
-    places = torch.arange(2 * REACH * _PER_DECADE + 1, dtype=torch.float64)
-    magnitudes = torch.logspace(-REACH, REACH, len(places), dtype=torch.float64) * (1 + 0.01 * torch.sin(places))
+    places = torch.arange(2 * SAMPLE_RANGE * _PER_DECADE + 1, dtype=torch.float64)
+    magnitudes = torch.logspace(-SAMPLE_RANGE, SAMPLE_RANGE, len(places), dtype=torch.float64) * (
+        1 + 0.01 * torch.sin(places)
+    )
     zeros = torch.tensor([-0.0, 0.0], dtype=torch.float64)
     return torch.cat([-magnitudes.flip(0), zeros, magnitudes])
 

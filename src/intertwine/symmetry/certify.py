@@ -16,18 +16,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from intertwine.errors import InputError
-from intertwine.graph.capture import empty_caches
-from intertwine.graph.copies import copied
+from intertwine.graph.model import copy_module, empty_caches
 from intertwine.graph.program import Call, Program, Ref
-from intertwine.symmetry.certificate import TOLERANCE, Broken, Certificate
+from intertwine.graph.runner import ProgramRunner, float64_forward, generic_copy, max_abs, to_float64
 from intertwine.symmetry.element import Element
-from intertwine.symmetry.exact import float64_forward, generic_copy, to_float64
-from intertwine.symmetry.layout import act
-from intertwine.symmetry.runner import ProgramRunner, largest
-from intertwine.symmetry.symmetry import Symmetry
+from intertwine.symmetry.geometry import act
+from intertwine.symmetry.symmetry import TOLERANCE, Certificate, FailedOp, Symmetry
 
-LARGEST_REACH = 1e6  # larger numbers are masks, and say nothing of the rounding of what follows
-MOST_REPAIRS = 50  # after so many failing ops the symmetry is given up rather than mended
+MAX_MAGNITUDE = 1e6  # larger numbers are masks, and say nothing of the rounding of what follows
+MAX_FAILED_OPS = 50  # after so many failing ops the symmetry is given up rather than mended
 
 
 def certify(
@@ -46,11 +43,11 @@ def certify(
     _check_finite(model)
     generic = generic_copy(model, seed)
     inputs = to_float64((args, dict(kwargs)))
-    broken: list[Broken] = []
+    broken: list[FailedOp] = []
     local: dict[str, float] = {}
-    reference = _reference(copied(generic), inputs)  # a copy of its own, which the forward may write to
+    reference = _reference(copy_module(generic), inputs)  # a copy of its own, which the forward may write to
     error = float("inf") if per_wire else _measure(symmetry, generic, inputs, reference, trials, seed)
-    while error > tolerance and len(broken) < MOST_REPAIRS:
+    while error > tolerance and len(broken) < MAX_FAILED_OPS:
         local, culprit = _walk(symmetry, generic, inputs, symmetry.random(seed), tolerance * 1e3)
         if culprit is None or culprit[0] in symmetry._distrusted:
             error = _measure(symmetry, generic, inputs, reference, trials, seed)
@@ -145,7 +142,7 @@ def _maker(program: Program, call: Call) -> Call:
 
 def _walk(
     symmetry: Symmetry, model: nn.Module, inputs: Any, g: Element, tolerance: float
-) -> tuple[dict[str, float], tuple[str, Broken] | None]:
+) -> tuple[dict[str, float], tuple[str, FailedOp] | None]:
     """Run the program on a model and on its moved twin; compare every tensor with the prediction, op by op."""
     discovery = symmetry._discovery
     program = discovery.graph.program
@@ -159,7 +156,7 @@ def _walk(
             around = left.size_of_inputs(position)
             reach = max((reaches.get(name, 0.0) for name in call.reads), default=0.0)
             a, b = left.step(position), right.step(position)
-            reaches[call.name] = max(reach, min(max(around, largest(a)), LARGEST_REACH))
+            reaches[call.name] = max(reach, min(max(around, max_abs(a)), MAX_MAGNITUDE))
             value = discovery.graph.values.get(call.name)
             first = call.args[0] if call.args else None
             if "empty" in call.op or (
@@ -180,5 +177,5 @@ def _walk(
             if error > tolerance:
                 wires = tuple(names[s] for s in sorted({leaf.strand for leaf in layout.leaves()}))
                 maker = _maker(program, call)
-                return errors, (maker.name, Broken(maker.op, maker.place, wires, error))
+                return errors, (maker.name, FailedOp(maker.op, maker.place, wires, error))
     return errors, None

@@ -1,4 +1,4 @@
-"""Elements of a network's symmetry group: compose, invert, save, load, and act on tensors."""
+"""Elements of a network's symmetry group: validate, compose, invert, save, load, and act on tensors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,66 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from intertwine.argument_types import Float, Int
 from intertwine.errors import InputError, MismatchError
 from intertwine.files import write_tensors
-from intertwine.shapes import Float, Int
-from intertwine.symmetry.layout import Dim, Leaf, base_dims, spread
-from intertwine.symmetry.parts import fault
+from intertwine.symmetry.geometry import Dim, WireAxis, base_dims, spread
+
+# ----------------------------------------------------------------------------------------------------
+# What the parts of an element must be. One that comes out of a file is asked before it acts: a damaged permutation
+# or a negative scale would give another function without a word.
+
+
+#: How far a matrix may be from orthogonal.
+ORTHOGONALITY_TOLERANCE = 1e-6
+
+
+def invalid_reason(found: Mapping[str, Tensor], neutral: Mapping[str, Tensor], matrix: str | None = None) -> str | None:
+    """Why tensors are not a move of a wire, beside the move that does nothing; None where they are one.
+
+    Args:
+        found, neutral: permutation, scale, sign, matrix → tensor. matrix: the group of the matrices, "GL", "O" or "O1".
+
+    >>> neutral = {"permutation": torch.arange(3)}
+    >>> invalid_reason({"permutation": torch.tensor([2, 0, 1])}, neutral), invalid_reason({"permutation": torch.zeros(3).long()}, neutral)
+    (None, 'its permutation names some unit twice')
+    """
+    if found.keys() != neutral.keys():
+        return f"it has {', '.join(sorted(found)) or 'no parts'} instead of {', '.join(sorted(neutral))}"
+    for name, part in found.items():
+        if (part.shape, part.dtype) != (neutral[name].shape, neutral[name].dtype):
+            return f"its {name} is {_form(part)} instead of {_form(neutral[name])}"
+        if wrong := _wrong(name, part, neutral[name], matrix):
+            return f"its {name} {wrong}"
+    return None
+
+
+def _wrong(name: str, part: Tensor, neutral: Tensor, matrix: str | None) -> str | None:
+    if name == "permutation":
+        return None if torch.equal(part.sort(-1).values, neutral) else "names some unit twice"
+    if not bool(part.isfinite().all()):
+        return "holds NaN or infinity"
+    if name == "scale":
+        return None if bool((part > 0).all()) else "holds numbers that are not positive"
+    if name == "sign":
+        return None if bool((part.abs() == 1).all()) else "holds numbers other than 1 and -1"
+    if matrix == "GL":
+        return None if bool((torch.linalg.matrix_rank(part) == part.shape[-1]).all()) else "has no inverse"
+    straight = bool((part @ part.mT - neutral).abs().max() < ORTHOGONALITY_TOLERANCE)
+    keeps_ones = matrix != "O1" or bool((part.sum(-1) - 1).abs().max() < ORTHOGONALITY_TOLERANCE)
+    return None if straight and keeps_ones else "is not orthogonal" if not straight else "moves the all-ones direction"
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{tuple(tensor.shape)}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Elements of a network's symmetry group: compose, invert, save, load, and act on tensors.
 
 
 @dataclass(frozen=True)
-class Strand:
+class WireSpec:
     """What an element needs to know of a wire: its size, its fibres and which group acts.
 
     `bases` are positions of other strands; an element of this strand has one copy for every index of all of them.
@@ -65,7 +116,7 @@ class Element:
         True
     """
 
-    strands: tuple[Strand, ...]
+    strands: tuple[WireSpec, ...]
     moves: Mapping[int, Move]
     signature: str
 
@@ -127,7 +178,7 @@ class Element:
     def act_on_leaf(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int = 1) -> Tensor:
         """Act on one exposed dimension of a tensor (see `layout.act`)."""
         leaf = dims[dim].tree
-        assert isinstance(leaf, Leaf)
+        assert isinstance(leaf, WireAxis)
         move = self.moves.get(leaf.strand)
         if move is None:
             return x
@@ -145,7 +196,7 @@ class Element:
         return torch.take_along_dim(x, spread(move.permutation, places, x.ndim).to(x.device), dim)
 
     @staticmethod
-    def _factor(move: Move, leaf: Leaf, degree: int) -> Tensor | None:
+    def _factor(move: Move, leaf: WireAxis, degree: int) -> Tensor | None:
         """The number each index is multiplied by: Π scale^power · Π sign^flip."""
         factor: Tensor | None = None
         for k, power in enumerate(leaf.powers):
@@ -158,7 +209,7 @@ class Element:
         return factor
 
     @staticmethod
-    def _multiply(x: Tensor, matrix: Tensor, places: list[int], leaf: Leaf, degree: int) -> Tensor:
+    def _multiply(x: Tensor, matrix: Tensor, places: list[int], leaf: WireAxis, degree: int) -> Tensor:
         if degree not in (1, -1):
             raise InputError(
                 "A squared gradient cannot be moved by a general matrix. Move optimizer states with "
@@ -233,7 +284,7 @@ class Element:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no dict)
             if "strands" not in about:
                 raise InputError(f"{path} holds tensors but no symmetry element. Pass a file written by Element.save.")
-            strands = tuple(Strand(**(s | {"bases": tuple(s["bases"])})) for s in about["strands"])
+            strands = tuple(WireSpec(**(s | {"bases": tuple(s["bases"])})) for s in about["strands"])
             moves = _moves(strands, tensors)
             if about.pop("sha256", None) != _digest(about, tensors):
                 raise ValueError("it is not as it was saved")
@@ -266,14 +317,14 @@ def _digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     return seen.hexdigest()
 
 
-def _moves(strands: Sequence[Strand], tensors: Mapping[str, Tensor]) -> dict[int, Move]:
+def _moves(strands: Sequence[WireSpec], tensors: Mapping[str, Tensor]) -> dict[int, Move]:
     """The moves of a file, by strand; refused where they are none of their group."""
     parts: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         i, name = key.split(".")
         parts.setdefault(int(i), {})[name] = tensor
     for i, found in parts.items():
-        if wrong := fault(found, dict(identity_move(strands, i).items()), strands[i].matrix):
+        if wrong := invalid_reason(found, dict(identity_move(strands, i).items()), strands[i].matrix):
             raise ValueError(f"wire {strands[i].name!r}: {wrong}")
     return {i: Move(**parts[i]) for i in sorted(parts)}
 
@@ -282,12 +333,12 @@ def _is_identity(move: Move, identity: Move) -> bool:
     return all(torch.equal(a, b) for (_, a), (_, b) in zip(move.items(), identity.items(), strict=True))
 
 
-def copies(strands: Sequence[Strand], i: int) -> tuple[int, ...]:
+def copies(strands: Sequence[WireSpec], i: int) -> tuple[int, ...]:
     """One size per base of a strand."""
     return tuple(strands[b].size for b in strands[i].bases)
 
 
-def identity_move(strands: Sequence[Strand], i: int) -> Move:
+def identity_move(strands: Sequence[WireSpec], i: int) -> Move:
     """The move that does nothing."""
     s, many = strands[i], copies(strands, i)
     return Move(
@@ -298,7 +349,7 @@ def identity_move(strands: Sequence[Strand], i: int) -> Move:
     )
 
 
-def random_move(strands: Sequence[Strand], i: int, generator: torch.Generator, spread_of_scales: float) -> Move:
+def random_move(strands: Sequence[WireSpec], i: int, generator: torch.Generator, spread_of_scales: float) -> Move:
     """A random move: uniform permutations and signs, log-normal scales, Haar orthogonal or mild general matrices."""
     s, many = strands[i], copies(strands, i)
     noise = torch.rand(*many, s.size, generator=generator)

@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from intertwine.graph.axes import Atom, resolve
+from intertwine.graph.axes import AxisVariable, resolve
+from intertwine.graph.constraints import Constraint, Label, PointwiseRule, ReshapeConstraint, ScaleRule, Value, Window
 from intertwine.graph.graph import Graph
-from intertwine.graph.tape import Label, Law, Meeting, Pointwise, Reshaped, Value, Window
 from intertwine.symmetry.activation import activation_group
-from intertwine.symmetry.occurrence import Occurrence, occurrences
+from intertwine.symmetry.geometry import VariableSlot, variable_slots
 from intertwine.symmetry.scales import Equations, Unknown
 
 #: A tensor → the occurrences of atoms on each of its axes.
-Places = Mapping[Value, list[list[Occurrence]]]
+SlotsOf = Mapping[Value, list[list[VariableSlot]]]
 #: Who takes part in a label of a meeting: a tensor, its window, and the occurrences in that.
-Held = list[tuple[Value, Window, list[Occurrence]]]
+Participants = list[tuple[Value, Window, list[VariableSlot]]]
 
 
 #: An elementwise square, as the key of a pointwise law names it.
@@ -31,23 +31,23 @@ SQUARE = re.compile(r"aten\.(square_?\.default\('x',\)|pow_?\.(Tensor_)?Scalar\(
 
 
 @dataclass
-class Matrices:
+class MatrixGroups:
     """Atoms that carry a matrix group, and the diagonal weights that must be folded to ones first."""
 
-    kind: dict[Atom, str] = field(default_factory=dict)
-    diagonals: dict[Atom, set[Value]] = field(default_factory=lambda: defaultdict(set))
+    kind: dict[AxisVariable, str] = field(default_factory=dict)
+    diagonals: dict[AxisVariable, set[Value]] = field(default_factory=lambda: defaultdict(set))
     squares: set[Value] = field(default_factory=set)  # x² inside a length: no orthogonal map acts on these
 
 
 def find_matrices(
     graph: Graph,
     equations: Equations,
-    scales: Mapping[Atom, list[dict[Unknown, Fraction]]],
-    over: Mapping[Atom, tuple[Atom, ...]],
-) -> Matrices:
+    scales: Mapping[AxisVariable, list[dict[Unknown, Fraction]]],
+    over: Mapping[AxisVariable, tuple[AxisVariable, ...]],
+) -> MatrixGroups:
     """All atoms of the graph's parameters that carry GL(n) or O(n)."""
-    places = {v: occurrences(v) for v in graph.tape.values if not v.lazy}
-    found = Matrices(squares=_squares_that_are_summed(graph))
+    places = {v: variable_slots(v) for v in graph.tape.values if not v.lazy}
+    found = MatrixGroups(squares=_squares_that_are_summed(graph))
     seen = _Survey(graph, places, found)
     bases = {a for own in over.values() for a in own}
     for atom, vectors in scales.items():
@@ -65,19 +65,19 @@ def find_matrices(
 class _Survey:
     """What the meetings of a graph make of its atoms: where no matrix can pass, where only lengths are looked at."""
 
-    def __init__(self, graph: Graph, places: Places, found: Matrices) -> None:
-        self.obstacles, self.lengths = set[Atom](), set[Atom]()
+    def __init__(self, graph: Graph, places: SlotsOf, found: MatrixGroups) -> None:
+        self.obstacles, self.lengths = set[AxisVariable](), set[AxisVariable]()
         self._graph, self._places, self._found = graph, places, found
         self._linear: dict[str, bool] = {}
         for meeting in graph.tape.meetings:
-            if isinstance(meeting, Reshaped):
+            if isinstance(meeting, ReshapeConstraint):
                 self.obstacles |= _reread(meeting, places)
             else:
                 self.obstacles |= _uncovered(meeting, places)
                 for label in meeting.laws:
                     self._take(meeting, label)
 
-    def _take(self, meeting: Meeting, label: Label) -> None:
+    def _take(self, meeting: Constraint, label: Label) -> None:
         held = _held(meeting, label, self._places)
         atoms = {o.atom for _, _, occurred in held for o in occurred}
         if _is_linear(meeting.laws[label], self._linear):
@@ -90,23 +90,23 @@ class _Survey:
         else:
             self.obstacles |= atoms
 
-    def _looks_at_lengths(self, meeting: Meeting, label: Label, held: Held) -> bool:
+    def _looks_at_lengths(self, meeting: Constraint, label: Label, held: Participants) -> bool:
         lengths = _takes_length(meeting, label) or _of_squares(meeting, self._found.squares)
         return lengths and all(_alone(v, w) for v, w, _ in held)
 
-    def _weigh(self, atoms: set[Atom], weight: Value | None) -> None:
+    def _weigh(self, atoms: set[AxisVariable], weight: Value | None) -> None:
         if weight is not None:
             for atom in atoms:
                 self._found.diagonals[atom].add(weight)
 
 
-def _meets_itself_moved(atom: Atom, held: Held) -> bool:
+def _meets_itself_moved(atom: AxisVariable, held: Participants) -> bool:
     """Whether two tensors hold an atom at different places of one label: a matrix would mix what belongs apart."""
     keys = [frozenset(o.key(w) for o in occurred if o.atom is atom) for _, w, occurred in held]
     return len({own for own in keys if own}) > 1
 
 
-def _moves_all_alike(atom: Atom, vectors: list[dict[Unknown, Fraction]], equations: Equations) -> bool:
+def _moves_all_alike(atom: AxisVariable, vectors: list[dict[Unknown, Fraction]], equations: Equations) -> bool:
     """Whether one scale acts on the atom, by its size or its inverse, wherever the atom stands."""
     return len(vectors) == 1 and all(abs(vectors[0].get(u, 0)) == 1 for u in equations.unknowns_of[atom])
 
@@ -115,7 +115,7 @@ def _can_fold(
     weights: set[Value],
     vectors: list[dict[Unknown, Fraction]],
     equations: Equations,
-    places: Places,
+    places: SlotsOf,
 ) -> bool:
     """Whether every diagonal weight has a scale that moves it and no other of them."""
     own = {w: equations.at(w, places[w][0][0]) for w in weights}
@@ -123,7 +123,7 @@ def _can_fold(
     return {moved[0] for moved in alone if len(moved) == 1} == weights
 
 
-def _held(meeting: Meeting, label: Label, places: Places) -> Held:
+def _held(meeting: Constraint, label: Label, places: SlotsOf) -> Participants:
     """(tensor, window, occurrences in it) for every operand that takes part in a label."""
     return [
         (operand.value, w, [o for o in places[operand.value][w.axis] if o.meets(w)])
@@ -133,7 +133,7 @@ def _held(meeting: Meeting, label: Label, places: Places) -> Held:
     ]
 
 
-def _uncovered(meeting: Meeting, places: Places) -> set[Atom]:
+def _uncovered(meeting: Constraint, places: SlotsOf) -> set[AxisVariable]:
     found = set()
     for operand in meeting.operands:
         covered = {w.axis for w in operand.windows}
@@ -141,11 +141,11 @@ def _uncovered(meeting: Meeting, places: Places) -> set[Atom]:
     return found
 
 
-def _reread(meeting: Reshaped, places: Places) -> set[Atom]:
+def _reread(meeting: ReshapeConstraint, places: SlotsOf) -> set[AxisVariable]:
     """Atoms that a reshape shows in another number of places than before."""
-    counts: list[dict[Atom, int]] = []
+    counts: list[dict[AxisVariable, int]] = []
     for value in (meeting.source, meeting.result):
-        count: dict[Atom, int] = defaultdict(int)
+        count: dict[AxisVariable, int] = defaultdict(int)
         for axis in places[value]:
             for o in axis:
                 count[o.atom] += 1
@@ -153,8 +153,8 @@ def _reread(meeting: Reshaped, places: Places) -> set[Atom]:
     return {a for a in {*counts[0], *counts[1]} if counts[0].get(a) != counts[1].get(a)}
 
 
-def _is_linear(law: Law | Pointwise, known: dict[str, bool]) -> bool:
-    if isinstance(law, Law):
+def _is_linear(law: ScaleRule | PointwiseRule, known: dict[str, bool]) -> bool:
+    if isinstance(law, ScaleRule):
         return law.linear
     if law.key not in known:
         known[law.key] = activation_group(law.fn).kind == "all"
@@ -162,29 +162,29 @@ def _is_linear(law: Law | Pointwise, known: dict[str, bool]) -> bool:
 
 
 def _alone(value: Value, window: Window) -> bool:
-    return isinstance(resolve(value.axes[window.axis]), Atom) and window.size == value.shape[window.axis]
+    return isinstance(resolve(value.axes[window.axis]), AxisVariable) and window.size == value.shape[window.axis]
 
 
 def _squares_that_are_summed(graph: Graph) -> set[Value]:
     """Tensors that are a square of another and are used for nothing but a sum over their last axis: lengths."""
-    uses: dict[Value, list[Meeting | Reshaped]] = defaultdict(list)
+    uses: dict[Value, list[Constraint | ReshapeConstraint]] = defaultdict(list)
     for meeting in graph.tape.meetings:
         values = (
-            [o.value for o in meeting.operands] if isinstance(meeting, Meeting) else [meeting.source, meeting.result]
+            [o.value for o in meeting.operands] if isinstance(meeting, Constraint) else [meeting.source, meeting.result]
         )
         for value in set(values):
             uses[value].append(meeting)
     found = set()
     for meeting in graph.tape.meetings:
-        if not isinstance(meeting, Meeting) or len(meeting.operands) != 2:
+        if not isinstance(meeting, Constraint) or len(meeting.operands) != 2:
             continue
         square = meeting.operands[1].value
-        is_square = any(isinstance(law, Pointwise) and SQUARE.fullmatch(law.key) for law in meeting.laws.values())
+        is_square = any(isinstance(law, PointwiseRule) and SQUARE.fullmatch(law.key) for law in meeting.laws.values())
         if is_square and len(uses[square]) == 2:
             total = uses[square][1]
             last = square.ndim - 1
             if (
-                isinstance(total, Meeting)
+                isinstance(total, Constraint)
                 and len(total.operands) == 2
                 and total.call is not None
                 and total.call.op.startswith(("aten.sum", "aten.mean"))
@@ -194,19 +194,19 @@ def _squares_that_are_summed(graph: Graph) -> set[Value]:
     return found
 
 
-def _takes_length(meeting: Meeting, label: Label) -> bool:
+def _takes_length(meeting: Constraint, label: Label) -> bool:
     return meeting.length is not None and meeting.length.label == label
 
 
-def _of_squares(meeting: Meeting, squares: set[Value]) -> bool:
+def _of_squares(meeting: Constraint, squares: set[Value]) -> bool:
     return any(operand.value in squares for operand in meeting.operands)
 
 
-def _diagonal(meeting: Meeting, label: Label, held: Held, graph: Graph) -> Value | None:
+def _diagonal(meeting: Constraint, label: Label, held: Participants, graph: Graph) -> Value | None:
     """The parameter vector of a plain product `x * weight` along this label, if that is what the meeting is."""
     law = meeting.laws[label]
     if (
-        not isinstance(law, Law)
+        not isinstance(law, ScaleRule)
         or len(law.real) != 1
         or sorted(law.real[0].values()) != [-1, 1, 1]
         or not all(_alone(v, w) for v, w, _ in held)

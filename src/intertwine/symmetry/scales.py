@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import gcd, lcm
 
-from intertwine.graph.axes import Atom
+from intertwine.graph.axes import AxisVariable
+from intertwine.graph.constraints import Constraint, PointwiseRule, ReshapeConstraint, ScaleRule, Value
 from intertwine.graph.graph import Graph
-from intertwine.graph.tape import Law, Meeting, Pointwise, Reshaped, Value
 from intertwine.symmetry.activation import ActivationGroup, activation_group
-from intertwine.symmetry.occurrence import Key, Occurrence, occurrences
+from intertwine.symmetry.geometry import Key, VariableSlot, variable_slots
 
 Unknown = int
 Equation = dict[Unknown, int]  # Σ coefficient · unknown = 0
@@ -30,13 +30,13 @@ _ZERO, _ONE = Fraction(0), Fraction(1)
 class Equations:
     """The unknowns of all atoms and the equations between them, real and modulo 2."""
 
-    unknown: dict[tuple[Value, int, int, int, Atom], Unknown] = field(default_factory=dict)
-    atom_of: list[Atom] = field(default_factory=list)
-    real: dict[Atom, list[Equation]] = field(default_factory=lambda: defaultdict(list))
-    sign: dict[Atom, list[Equation]] = field(default_factory=lambda: defaultdict(list))
-    unknowns_of: dict[Atom, list[Unknown]] = field(default_factory=lambda: defaultdict(list))
+    unknown: dict[tuple[Value, int, int, int, AxisVariable], Unknown] = field(default_factory=dict)
+    atom_of: list[AxisVariable] = field(default_factory=list)
+    real: dict[AxisVariable, list[Equation]] = field(default_factory=lambda: defaultdict(list))
+    sign: dict[AxisVariable, list[Equation]] = field(default_factory=lambda: defaultdict(list))
+    unknowns_of: dict[AxisVariable, list[Unknown]] = field(default_factory=lambda: defaultdict(list))
 
-    def at(self, value: Value, o: Occurrence) -> Unknown:
+    def at(self, value: Value, o: VariableSlot) -> Unknown:
         key = (value, o.axis, o.offset, o.stride, o.atom)
         if key not in self.unknown:
             self.unknown[key] = len(self.atom_of)
@@ -58,15 +58,15 @@ def collect(graph: Graph) -> Equations:
     """All equations of a graph."""
     equations = Equations()
     groups: dict[str, ActivationGroup] = {}
-    places: dict[Value, list[list[Occurrence]]] = {}
+    places: dict[Value, list[list[VariableSlot]]] = {}
     for value in graph.tape.values:
         if not value.lazy:
-            places[value] = occurrences(value)
+            places[value] = variable_slots(value)
             for axis in places[value]:
                 for o in axis:
                     equations.at(value, o)
     for meeting in graph.tape.meetings:
-        if isinstance(meeting, Reshaped):
+        if isinstance(meeting, ReshapeConstraint):
             _collect_reshape(equations, meeting, places)
         else:
             _collect_meeting(equations, meeting, places, groups)
@@ -76,12 +76,12 @@ def collect(graph: Graph) -> Equations:
 
 def _collect_variances(
     equations: Equations,
-    meeting: Meeting | Reshaped,
+    meeting: Constraint | ReshapeConstraint,
     variances: Mapping[str, float],
-    places: dict[Value, list[list[Occurrence]]],
+    places: dict[Value, list[list[VariableSlot]]],
 ) -> None:
     """A running variance moves as (v + eps), so whatever reads it as anything else lets no scale pass."""
-    if isinstance(meeting, Reshaped):
+    if isinstance(meeting, ReshapeConstraint):
         read, as_variance = [meeting.source], None
     else:
         read, as_variance = [operand.value for operand in meeting.operands], meeting.variance
@@ -91,21 +91,23 @@ def _collect_variances(
                 equations.zero(equations.at(value, o))
 
 
-def _collect_reshape(equations: Equations, meeting: Reshaped, places: dict[Value, list[list[Occurrence]]]) -> None:
+def _collect_reshape(
+    equations: Equations, meeting: ReshapeConstraint, places: dict[Value, list[list[VariableSlot]]]
+) -> None:
     found: list[dict[Key, list[Unknown]]] = []
     for value in (meeting.source, meeting.result):
         keys: dict[Key, list[Unknown]] = defaultdict(list)
         for o in (o for axis in places[value] for o in axis):
             keys[o.flat_key(value.shape)].append(equations.at(value, o))
         found.append(keys)
-    law = Law(({0: 1, 1: -1},), ({0: 1, 1: 1},))
+    law = ScaleRule(({0: 1, 1: -1},), ({0: 1, 1: 1},))
     _apply_law(equations, law, found, {})
 
 
 def _collect_meeting(
     equations: Equations,
-    meeting: Meeting,
-    places: dict[Value, list[list[Occurrence]]],
+    meeting: Constraint,
+    places: dict[Value, list[list[VariableSlot]]],
     groups: dict[str, ActivationGroup],
 ) -> None:
     by_label: dict[object, list[dict[Key, list[Unknown]]]] = {
@@ -129,12 +131,12 @@ def _collect_meeting(
 
 def _apply_law(
     equations: Equations,
-    law: Law | Pointwise,
+    law: ScaleRule | PointwiseRule,
     operands: Sequence[dict[Key, list[Unknown]]],
     groups: dict[str, ActivationGroup],
 ) -> None:
     """Write a law's equations for every place where an atom stands in the operands."""
-    if isinstance(law, Pointwise):
+    if isinstance(law, PointwiseRule):
         if law.key not in groups:
             groups[law.key] = activation_group(law.fn)
         law = pointwise_law(groups[law.key])
@@ -151,7 +153,7 @@ def _apply_law(
                     equations.zero(unknown)
 
 
-def _write(equations: Equations, law: Law, operands: Sequence[list[Unknown]]) -> None:
+def _write(equations: Equations, law: ScaleRule, operands: Sequence[list[Unknown]]) -> None:
     for store, laws in ((equations.real, law.real), (equations.sign, law.sign)):
         for relation in laws:
             equation: Equation = defaultdict(int)
@@ -163,14 +165,14 @@ def _write(equations: Equations, law: Law, operands: Sequence[list[Unknown]]) ->
                 store[equations.atom_of[next(iter(kept))]].append(kept)
 
 
-def pointwise_law(group: ActivationGroup) -> Law:
+def pointwise_law(group: ActivationGroup) -> ScaleRule:
     """What an elementwise function does to exponents: out = degree · in, or nothing passes."""
     if group.degree is None:
         real: tuple[dict[int, int], ...] = ({0: 1}, {1: 1})
     else:
         real = ({0: group.degree.numerator, 1: -group.degree.denominator},)
     sign = ({0: 1}, {1: 1}) if group.parity is None else ({0: 1 if group.parity < 0 else 0, 1: 1},)
-    return Law(real, sign, linear=group.kind == "all")
+    return ScaleRule(real, sign, linear=group.kind == "all")
 
 
 def solve(unknowns: Sequence[Unknown], equations: Sequence[Equation], modulus: int = 0) -> list[Solution]:

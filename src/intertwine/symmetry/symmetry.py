@@ -1,4 +1,6 @@
-"""The symmetry of a network: its wires and groups, and everything one can do with an element of them."""
+"""The symmetry of a network: its wires and groups, elements and their action on models, states, features and
+optimizers, and its certificate.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,86 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.errors import InputError, MismatchError
-from intertwine.graph.capture import capture, empty_caches
-from intertwine.graph.copies import copied
+from intertwine.graph.capture import capture
+from intertwine.graph.constraints import ConcatView, PermutedView, Value
 from intertwine.graph.graph import build_graph
+from intertwine.graph.model import copy_module, empty_caches
 from intertwine.graph.program import Program
-from intertwine.graph.tape import Joined, Permuted, Value
-from intertwine.symmetry.certificate import TOLERANCE, Certificate
 from intertwine.symmetry.discover import Discovery, discover
-from intertwine.symmetry.element import Element, Strand, identity_move, random_move
-from intertwine.symmetry.layout import Layout, Leaf, Plus, Still, Times, Tree, act, leaves
-from intertwine.symmetry.ties import check_ties, names_in_model, names_in_state
+from intertwine.symmetry.element import Element, WireSpec, identity_move, random_move
+from intertwine.symmetry.geometry import (
+    FixedAxis,
+    Layout,
+    LayoutAxis,
+    ProductAxis,
+    SumAxis,
+    WireAxis,
+    act,
+    check_ties,
+    names_in_model,
+    names_in_state,
+    wire_axes,
+)
 from intertwine.symmetry.wire import Frozen, Wire
+
+# ----------------------------------------------------------------------------------------------------
+# Certificates: what the measurement of a symmetry found.
+
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class FailedOp:
+    """An op at which the certificate failed: what, where, the wires it touches and the error there."""
+
+    op: str
+    place: str
+    wires: tuple[str, ...]
+    error: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The proof that a symmetry holds on a model.
+
+    `max_error`: largest relative change of an output under random elements, in float64. `per_wire`: the same for the
+    hidden features each wire moves. `broken`: ops at which the symmetry as found was wrong; `symmetry` is the one that
+    holds (with those ops' axes frozen), the same object as before when nothing was broken. `vacuous` says that the
+    outputs do not depend on the weights at all, so that nothing was proved.
+    """
+
+    ok: bool
+    max_error: float
+    trials: int
+    per_wire: Mapping[str, float]
+    broken: tuple[FailedOp, ...]
+    vacuous: bool
+    symmetry: Any = field(repr=False)  # a Symmetry; that class is built on this one
+
+    def __repr__(self) -> str:
+        verdict = "holds" if self.ok else "does not hold"
+        extra = f"; {len(self.broken)} op(s) frozen after failing" if self.broken else ""
+        extra += "; vacuous: the outputs do not depend on the weights" if self.vacuous else ""
+        worst = max(self.per_wire.values(), default=0.0)
+        measured = f"outputs change by {self.max_error:.1e}, hidden features by {worst:.1e} from prediction"
+        return f"Certificate({verdict}: {measured} over {self.trials} random elements{extra})"
+
+    def to_dict(self) -> dict[str, Any]:
+        broken = [vars(b) for b in self.broken]
+        return {
+            "ok": self.ok,
+            "max_error": self.max_error,
+            "trials": self.trials,
+            "vacuous": self.vacuous,
+            "per_wire": dict(self.per_wire),
+            "broken": broken,
+        }
+
+
+# ----------------------------------------------------------------------------------------------------
+# The symmetry of a network: its wires and groups, and everything one can do with an element of them.
+
 
 #: Spread of random log-scales: near 1, so that float64 certificates stay far below 1e-9.
 SCALE_SPREAD = 0.2
@@ -83,7 +154,7 @@ class Symmetry:
         return self._discovery.signature
 
     @property
-    def strands(self) -> tuple[Strand, ...]:
+    def strands(self) -> tuple[WireSpec, ...]:
         """What elements act on: one strand per wire, in the order of `wires`, then the bases that do not move."""
         return self._discovery.strands
 
@@ -150,7 +221,7 @@ class Symmetry:
         """A new model with other weights and the same function. The given model is not touched."""
         self._check_element(g)
         self._check_model(model)
-        moved = self.folded(model) if self._discovery.diagonals else copied(model)
+        moved = self.folded(model) if self._discovery.diagonals else copy_module(model)
         with torch.no_grad():
             for name, tensor in [*moved.named_parameters(), *moved.named_buffers()]:
                 layout = self.layout_of(name)
@@ -166,7 +237,7 @@ class Symmetry:
         """
         names = self._discovery.diagonals
         if not names:
-            return copied(model)
+            return copy_module(model)
         plain = from_program(self._discovery.graph.program, False, self._distrusted)
         folded = plain.act(unit_element(plain, model, names), model)
         with torch.no_grad():
@@ -220,11 +291,11 @@ class Symmetry:
             return act(_resized(layout, x.shape), x, g)
         if tuple(x.shape) != value.shape:
             raise unlike
-        if isinstance(value.view, Permuted):
+        if isinstance(value.view, PermutedView):
             order = value.view.order
             back = x.permute(*(order.index(d) for d in range(x.ndim)))
             return self._act_on_value(g, name, value.view.source, back).permute(*order)
-        if isinstance(value.view, Joined):
+        if isinstance(value.view, ConcatView):
             blocks = x.split([s.shape[value.view.dim] for s in value.view.sources], value.view.dim)
             pairs = zip(value.view.sources, blocks, strict=True)
             return torch.cat([self._act_on_value(g, name, s, b) for s, b in pairs], value.view.dim)
@@ -365,8 +436,8 @@ def unit_element(sym: Symmetry, model: nn.Module, names: tuple[str, ...]) -> Ele
     parameters = dict(model.named_parameters(remove_duplicate=False))
     leaves = {name: sym._discovery.parameters[name].axes[0] for name in names}
     for name, leaf in leaves.items():
-        assert isinstance(leaf, Leaf)
-        others = [o for n, o in leaves.items() if n != name and isinstance(o, Leaf) and o.strand == leaf.strand]
+        assert isinstance(leaf, WireAxis)
+        others = [o for n, o in leaves.items() if n != name and isinstance(o, WireAxis) and o.strand == leaf.strand]
         power = next((k for k, p in enumerate(leaf.powers) if p and not any(o.powers[k] for o in others)), None)
         flip = next((k for k, f in enumerate(leaf.flips) if f and not any(o.flips[k] for o in others)), None)
         weight = parameters[name].detach().to(torch.float64).cpu()
@@ -386,14 +457,14 @@ def unit_element(sym: Symmetry, model: nn.Module, names: tuple[str, ...]) -> Ele
     return replace(sym.identity(), moves=moves)
 
 
-def _covered(tree: Tree, sym: Symmetry) -> int:
+def _covered(tree: LayoutAxis, sym: Symmetry) -> int:
     """How many positions of an axis some wire moves."""
-    if isinstance(tree, Leaf):
+    if isinstance(tree, WireAxis):
         strand = sym._discovery.strands[tree.strand]
         return tree.size if strand.permutes or strand.matrix or any(tree.powers) or any(tree.flips) else 0
-    if isinstance(tree, Plus):
+    if isinstance(tree, SumAxis):
         return sum(_covered(p, sym) for p in tree.parts)
-    if isinstance(tree, Times):
+    if isinstance(tree, ProductAxis):
         still = 1.0
         for p in tree.parts:
             still *= 1 - _covered(p, sym) / p.size
@@ -401,13 +472,13 @@ def _covered(tree: Tree, sym: Symmetry) -> int:
     return 0
 
 
-def _moves(tree: Tree) -> bool:
-    return any(True for _ in leaves(tree))
+def _moves(tree: LayoutAxis) -> bool:
+    return any(True for _ in wire_axes(tree))
 
 
 def _resized(layout: Layout, shape: tuple[int, ...]) -> Layout:
     """The layout with its motionless axes at the sizes of a given tensor (another batch, another image size)."""
     return replace(
         layout,
-        axes=tuple(a if _moves(a) else Still(n) for a, n in zip(layout.axes, shape, strict=True)),
+        axes=tuple(a if _moves(a) else FixedAxis(n) for a, n in zip(layout.axes, shape, strict=True)),
     )

@@ -11,7 +11,7 @@ _SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
-class Group:
+class WireGroup:
     """The group of one wire: on `size` indices, one independent copy for each of `copies` fibres.
 
     `permutes`: all permutations of the indices. `scales`, `signs`: how many independent positive scales (±1 signs) each
@@ -93,7 +93,7 @@ class Wire:
 
     name: str
     size: int
-    group: Group
+    group: WireGroup
     slots: tuple[Slot, ...]
     over: tuple[str, ...] = ()  # the wires it is fibred over: its element differs for each of their indices
     pinned: str | None = None  # why its indices keep their order, where only scales or signs act

@@ -3,8 +3,6 @@
 from intertwine.testing.aligner import AlignerError as AlignerError
 from intertwine.testing.aligner import AlignerReport as AlignerReport
 from intertwine.testing.aligner import check_aligner as check_aligner
-from intertwine.testing.benchmark import MeasureBenchmark as MeasureBenchmark
-from intertwine.testing.benchmark import benchmark_measure as benchmark_measure
 from intertwine.testing.dense import DenseAction as DenseAction
 from intertwine.testing.group import check_group as check_group
 from intertwine.testing.laws import LAWS as LAWS

@@ -1,20 +1,28 @@
-"""The laws of an action, on the tensors of a model, and the comparison with dense matrices."""
+"""Checks of how elements act on weights, features, gradients and optimizer state."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from intertwine.errors import InputError
+from intertwine.graph.model import copy_module
+from intertwine.graph.runner import float64_forward, max_abs, to_float64
 from intertwine.symmetry.certify import relative_error
 from intertwine.symmetry.element import Element
-from intertwine.symmetry.layout import Layout, act
+from intertwine.symmetry.geometry import Layout, act
 from intertwine.testing.dense import LARGEST_MATRIX, DenseAction
-from intertwine.testing.laws import Ledger
-from intertwine.testing.subject import Subject, same_bits, strands_of
+from intertwine.testing.laws import Ledger, Subject, same_bits, strands_of
+
+# ----------------------------------------------------------------------------------------------------
+# The laws of an action, on the tensors of a model, and the comparison with dense matrices.
+
 
 MOST_TERMS = 100_000  # numbers the slow path adds up per tensor before it takes samples
 
@@ -27,8 +35,8 @@ def check_action(subject: Subject, g: Element, h: Element, ledger: Ledger) -> No
     after_g = subject.tensors(sym.act(g, model))
     _check_identity(subject, start, ledger)
     both = subject.tensors(sym.act(g, by_h))
-    agree(subject, ledger, "action: composition", subject.tensors(sym.act(g @ h, model)), both)
-    agree(subject, ledger, "action: inverse", subject.tensors(sym.act(h.inverse(), by_h)), start)
+    check_agreement(subject, ledger, "action: composition", subject.tensors(sym.act(g @ h, model)), both)
+    check_agreement(subject, ledger, "action: inverse", subject.tensors(sym.act(h.inverse(), by_h)), start)
     _check_state(subject, h, by_h, ledger)
     _check_slots(subject, g, start, ledger)
     _check_function(subject, g, ledger)
@@ -45,7 +53,7 @@ def _check_state(subject: Subject, h: Element, by_h: nn.Module, ledger: Ledger) 
         ledger.note("action: state", _bits(tensor, moved[name]), name, (), 0.0)
 
 
-def agree(
+def check_agreement(
     subject: Subject,
     ledger: Ledger,
     law: str,
@@ -117,3 +125,154 @@ def _entries(size: int, terms: int) -> list[int]:
     """All entries of a small tensor, a random choice of a large one's."""
     most = max(min(LARGEST_MATRIX, MOST_TERMS // terms), 16)
     return list(range(size)) if size <= most else random.Random(size).sample(range(size), most)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The laws of features: at every module the moved model computes the moved features.
+
+
+CANCELLED_FEATURE = 1e-4  # features this much smaller than the largest are rounding noise, and are judged by its size
+
+
+def check_features(subject: Subject, g: Element, h: Element, ledger: Ledger) -> None:
+    """Check the features of every module that returns a tensor."""
+    sym = subject.symmetry
+    modules = dict(subject.model.named_modules(remove_duplicate=False))
+    sites = [name for name in sym._discovery.graph.sites if name in modules]
+    own = outputs_of_modules(subject, subject.model, sites)
+    moved = outputs_of_modules(subject, sym.act(g, subject.model), sites)
+    noise = CANCELLED_FEATURE * max(map(max_abs, own.values()), default=0.0)
+    for name, x in own.items():
+        wires = _wires(subject, name)
+        try:
+            predicted = sym.act_on_features(g, name, x)
+        except InputError as error:
+            ledger.skip(f"features of {name}", str(error))
+            continue
+        ledger.note("features", relative_error(moved[name], predicted, noise), name, wires)
+        twice = sym.act_on_features(g, name, sym.act_on_features(h, name, x))
+        once = sym.act_on_features(g @ h, name, x)
+        ledger.note("features: composition", relative_error(twice, once, noise), name, wires)
+
+
+def outputs_of_modules(subject: Subject, model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    """Module path → the first tensor the module returned last, read with hooks and not from the captured program."""
+    kept: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            tensors = [v for v in tree_leaves(output) if isinstance(v, Tensor)]
+            if tensors and tensors[0].is_floating_point():
+                kept[name] = tensors[0].clone()
+
+        return hook
+
+    watched = copy_module(model)
+    for name in names:
+        watched.get_submodule(name).register_forward_hook(keep(name))
+    subject.forward(watched)
+    return kept
+
+
+def _wires(subject: Subject, site: str) -> tuple[str, ...]:
+    """The wires that move the features of a module; those of a view are not worked out, which would change it."""
+    discovery = subject.symmetry._discovery
+    value = discovery.graph.values[discovery.graph.sites[site]]
+    found = strands_of(discovery.layout(value)) if not value.lazy else set()
+    return tuple(discovery.strands[i].name for i in sorted(found))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The laws of gradients: they move contragrediently, and so do the moments that optimizers keep of them.
+
+
+CANCELLED_GRADIENT = 1e-4  # a gradient this much smaller than the largest is rounding noise, and is judged by its size
+
+
+def check_gradients(subject: Subject, g: Element, ledger: Ledger) -> None:
+    """Check pairing, gradients and the moments of an optimizer."""
+    _check_pairing(subject, g, ledger)
+    for name in subject.symmetry._discovery.diagonals:
+        ledger.skip(f"gradient of {name}", "it is kept at ones, so that its gradient means nothing after a rotation")
+    here, there = (_trainable(m) for m in (subject.model, subject.symmetry.act(g, subject.model)))
+    reason = _differentiate(subject, here) or _differentiate(subject, there)
+    if reason:
+        ledger.skip("gradient", reason)
+        ledger.skip("optimizer", reason)
+        return
+    _check_gradient(subject, g, here, there, ledger)
+    _check_optimizer(subject, g, here, there, ledger)
+
+
+def _check_pairing(subject: Subject, g: Element, ledger: Ledger) -> None:
+    """A gradient is read off a step; moving both must not change the reading."""
+    generator = torch.Generator().manual_seed(0)
+    for name, x in subject.tensors(subject.model).items():
+        layout = subject.layout(name)
+        if layout is None or not x.is_floating_point():
+            continue
+        linear = replace(layout, shift=0.0)
+        covector, step = (torch.randn(2, *x.shape, generator=generator, dtype=torch.float64)).unbind(0)
+        before = (covector * step).sum()
+        after = (act(linear, covector, g, -1) * act(linear, step, g)).sum()
+        error = float((before - after).abs() / (covector.norm() * step.norm()).clamp(min=1.0))
+        ledger.note("pairing", error, name, subject.wires(name))
+
+
+def _check_gradient(subject: Subject, g: Element, here: nn.Module, there: nn.Module, ledger: Ledger) -> None:
+    own, moved = _gradients(here), _gradients(there)
+    noise = CANCELLED_GRADIENT * max(map(max_abs, own.values()), default=0.0)
+    for name, gradient in own.items():
+        if name in subject.symmetry._discovery.diagonals:
+            continue
+        layout = subject.symmetry.layout_of(name)
+        expected = gradient if layout is None else act(layout, gradient, g, -1)
+        ledger.note("gradient", relative_error(expected, moved[name], noise), name, subject.wires(name))
+
+
+def _check_optimizer(subject: Subject, g: Element, here: nn.Module, there: nn.Module, ledger: Ledger) -> None:
+    """After one step the moments are powers of the gradients, with scales too; matrices move no second moments."""
+    matrices = any(s.matrix for s in subject.symmetry.strands)
+    # norm weights that were folded stay ones: no optimizer's state can be folded with them
+    names = [name for name, _ in here.named_parameters() if name not in subject.symmetry._discovery.diagonals]
+    own, moved = _stepped(here, names, matrices), _stepped(there, names, matrices)
+    carried = subject.symmetry.act_on_optimizer(g, own, here)["state"]
+    noise = {
+        key: CANCELLED_GRADIENT * max(max_abs(s[key]) for s in carried.values()) for s in carried.values() for key in s
+    }
+    for index, state in moved.state_dict()["state"].items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                error = relative_error(value, carried[index][key], noise[key])
+                ledger.note("optimizer", error, f"{key} of {names[index]}", subject.wires(names[index]))
+
+
+def _trainable(model: nn.Module) -> nn.Module:
+    return copy_module(model).requires_grad_(True)
+
+
+def _differentiate(subject: Subject, model: nn.Module) -> str | None:
+    """Fill in the gradients of a fixed linear function of the outputs; a reason where that cannot be done."""
+    generator = torch.Generator().manual_seed(1)
+    args, kwargs = to_float64((subject.args, dict(subject.kwargs)))
+    try:
+        with float64_forward(), torch.enable_grad():
+            outputs = [v for v in tree_leaves(model(*args, **kwargs)) if isinstance(v, Tensor)]
+            floating = [v for v in outputs if v.is_floating_point()]
+            read = [(v * torch.randn(v.shape, generator=generator).to(v.device)).sum() for v in floating]
+            torch.stack(read).sum().backward()
+    except (RuntimeError, NotImplementedError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"the outputs cannot be differentiated ({first})"
+    return None
+
+
+def _gradients(model: nn.Module) -> Mapping[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _stepped(model: nn.Module, names: list[str], matrices: bool) -> torch.optim.Optimizer:
+    parameters = [p for name, p in model.named_parameters() if name in names]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9) if matrices else torch.optim.Adam(parameters)
+    optimizer.step()
+    return optimizer

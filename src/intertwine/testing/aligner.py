@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from intertwine.align.align import SOLVERS, align
-from intertwine.align.alignment import Alignment
-from intertwine.align.starts import permutations_of
+from intertwine.align.align import SOLVERS, Alignment, align
+from intertwine.align.solver import permutations_of
 from intertwine.errors import InputError, IntertwineError
-from intertwine.graph.copies import copied
+from intertwine.graph.model import copy_module
 from intertwine.symmetry.symmetry import Symmetry, symmetry
 
 #: Largest relative error that counts as rounding, in double precision.
@@ -53,7 +52,7 @@ class AlignerReport:
 
 
 @dataclass(frozen=True)
-class Case:
+class AlignerCase:
     """Two networks of one architecture, in double precision, and data on which they can be run."""
 
     name: str
@@ -86,7 +85,7 @@ def check_aligner(
         AlignerError: a law fails; the text says which, where and by how much.
 
     Example:
-        >>> from intertwine.testing import check_aligner
+        >>> from intertwine.testing.aligner import check_aligner
         >>> check_aligner("weights")
         AlignerReport(weights: 9 laws hold)
     """
@@ -102,7 +101,7 @@ def check_aligner(
     return AlignerReport(method, laws)
 
 
-def _laws(case: Case, method: str, options: Mapping[str, Any] | None) -> Iterator[tuple[str, float]]:
+def _laws(case: AlignerCase, method: str, options: Mapping[str, Any] | None) -> Iterator[tuple[str, float]]:
     def run(a: nn.Module, b: nn.Module, **more: Any) -> Alignment:
         return align(
             a, b, case.example, method=method, data=case.data, symmetry=case.symmetry, options=options, **more
@@ -132,16 +131,16 @@ def _laws(case: Case, method: str, options: Mapping[str, Any] | None) -> Iterato
     yield "degenerate", _degenerate(case, run)
 
 
-def _partial(case: Case, run: Callable[..., Alignment]) -> float:
+def _partial(case: AlignerCase, run: Callable[..., Alignment]) -> float:
     """How far wires that were not named have moved."""
     first = next(w.name for w in case.symmetry.wires if w.group.permutes)
     element = run(case.a, case.b, wires=[first]).element
     return element.distance(element.only(first))
 
 
-def _degenerate(case: Case, run: Callable[..., Alignment]) -> float:
+def _degenerate(case: AlignerCase, run: Callable[..., Alignment]) -> float:
     """Units that are zero, and units that are equal: the function must still be kept."""
-    a, b = (copied(m) for m in (case.a, case.b))
+    a, b = (copy_module(m) for m in (case.a, case.b))
     with torch.no_grad():
         for model, unit in ((a, 0), (b, 1)):
             layer = next(m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d)))
@@ -161,7 +160,7 @@ def _history(found: Alignment) -> float:
     return min(_off(found.after, float(x)) for x in told)
 
 
-def _distance(case: Case, a: nn.Module, b: nn.Module) -> float:
+def _distance(case: AlignerCase, a: nn.Module, b: nn.Module) -> float:
     """Σ ‖A − B‖² over the parameters that wires act on, by their names."""
     left, right = dict(a.named_parameters()), dict(b.named_parameters())
     moving = [n for n in left if n in case.symmetry.layouts and any(True for _ in case.symmetry.layouts[n].leaves())]
@@ -206,7 +205,7 @@ def _perceptron(act: Callable[[], nn.Module]) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 7), act(), nn.Linear(7, 6), act(), nn.Linear(6, 3))
 
 
-def _cases(seed: int) -> Iterator[Case]:
+def _cases(seed: int) -> Iterator[AlignerCase]:
     kinds: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         "a perceptron with ReLU": (lambda: _perceptron(nn.ReLU), (4,)),
         "a perceptron with tanh": (lambda: _perceptron(nn.Tanh), (4,)),
@@ -217,4 +216,4 @@ def _cases(seed: int) -> Iterator[Case]:
             torch.manual_seed(1000 * seed + number)
             a, b = (make().double().eval() for _ in range(2))
             data = [(torch.randn(16, *shape, dtype=torch.float64), torch.randint(3, (16,))) for _ in range(2)]
-        yield Case(name, a, b, data, symmetry(a, data[0][0]))
+        yield AlignerCase(name, a, b, data, symmetry(a, data[0][0]))

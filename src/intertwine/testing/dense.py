@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from intertwine.argument_types import Float
 from intertwine.errors import InputError
-from intertwine.shapes import Float
 from intertwine.symmetry.element import Element
-from intertwine.symmetry.layout import Layout, Leaf, Plus, Times, Tree
+from intertwine.symmetry.geometry import Layout, LayoutAxis, ProductAxis, SumAxis, WireAxis
 
 LARGEST_MATRIX = 4096  # entries of a tensor; the matrix has the square of that
 
@@ -28,12 +28,12 @@ Terms = list[tuple[int, float]]  # (index the number comes from, what it is mult
 
 
 @dataclass(frozen=True)
-class Hit:
+class LeafEntry:
     """A leaf that lies over one entry of a tensor: in which axis, at which of its indices, and how far its indices lie
     apart among the tensor's entries."""
 
     axis: int
-    leaf: Leaf
+    leaf: WireAxis
     place: int
     step: int
 
@@ -103,7 +103,7 @@ class DenseAction:
             offset[entry] = self.offset(row)
         return matrix, offset
 
-    def _terms(self, hit: Hit, hits: list[Hit]) -> Terms:
+    def _terms(self, hit: LeafEntry, hits: list[LeafEntry]) -> Terms:
         """Where the number at a hit comes from, and its factor; a matrix has one term for each of its columns."""
         parts = self._parts.get(hit.leaf.strand, {})
         copy = self._copy(hit, hits)
@@ -121,21 +121,21 @@ class DenseAction:
                 factor *= float(parts["sign"][(k, *copy, source)])
         return [(source, factor)]
 
-    def _copy(self, hit: Hit, hits: list[Hit]) -> tuple[int, ...]:
+    def _copy(self, hit: LeafEntry, hits: list[LeafEntry]) -> tuple[int, ...]:
         """Which copy of a fibre acts: the indices its bases had before the move."""
         bases = self.element.strands[hit.leaf.strand].bases
         return tuple(self._terms(_nearest(hit, base, hits), hits)[0][0] for base in bases)
 
 
-def _walk(tree: Tree, axis: int, position: int, step: int) -> Iterator[Hit]:
-    if isinstance(tree, Leaf):
-        yield Hit(axis, tree, position, step)
-    elif isinstance(tree, Times):
+def _walk(tree: LayoutAxis, axis: int, position: int, step: int) -> Iterator[LeafEntry]:
+    if isinstance(tree, WireAxis):
+        yield LeafEntry(axis, tree, position, step)
+    elif isinstance(tree, ProductAxis):
         for part in reversed(tree.parts):  # the last factor runs fastest
             position, digit = divmod(position, part.size)
             yield from _walk(part, axis, digit, step)
             step *= part.size
-    elif isinstance(tree, Plus):
+    elif isinstance(tree, SumAxis):
         for part in tree.parts:
             if position < part.size:
                 yield from _walk(part, axis, position, step)
@@ -143,7 +143,7 @@ def _walk(tree: Tree, axis: int, position: int, step: int) -> Iterator[Hit]:
             position -= part.size
 
 
-def _nearest(hit: Hit, base: int, hits: list[Hit]) -> Hit:
+def _nearest(hit: LeafEntry, base: int, hits: list[LeafEntry]) -> LeafEntry:
     """The occurrence of a base that a leaf is paired with: the one in its own axis, else the only other."""
     places = [h for h in hits if h.leaf.strand == base]
     return next((h for h in places if h.axis == hit.axis), places[0])

@@ -66,7 +66,7 @@ def check_measure(measure: str | Measure, seeds: tuple[int, ...] = (0, 1), **opt
     laws: dict[str, float] = {}
     moves = dict.fromkeys(CHANGES, 0.0)
     for seed in seeds:
-        x, y = draw(seed)
+        x, y = random_representations(seed)
         for law, size, allowed, look in _laws(own, x, y):
             laws[law] = max(laws.get(law, 0.0), size)
             if not size <= allowed:
@@ -78,7 +78,7 @@ def check_measure(measure: str | Measure, seeds: tuple[int, ...] = (0, 1), **opt
     return MeasureReport(own.name, laws, moves)
 
 
-def draw(seed: int) -> tuple[Tensor, Tensor]:
+def random_representations(seed: int) -> tuple[Tensor, Tensor]:
     """Two representations that have something in common: widths differ, means are not zero, scales differ."""
     g = Generator().manual_seed(seed)
     x = torch.randn(SAMPLES, FEATURES, generator=g, dtype=torch.float64)

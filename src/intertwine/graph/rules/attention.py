@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from intertwine.graph.registry import rule
+from intertwine.graph.builder import PINNED, GraphBuilder, rule
+from intertwine.graph.constraints import Label, Value
 from intertwine.graph.rules.elementwise import spread
-from intertwine.graph.tape import PINNED, Label, Tape, Value
 
 
 @rule("aten.scaled_dot_product_attention")
 def scaled_dot_product_attention(
-    t: Tape,
+    t: GraphBuilder,
     q: Value,
     k: Value,
     v: Value,
@@ -33,7 +33,7 @@ def scaled_dot_product_attention(
     return _attend(t, q, k, v, attn_mask, is_causal, lead, lead, out_shape)
 
 
-def _broadcast(t: Tape, *operands: Value) -> list[Value]:
+def _broadcast(t: GraphBuilder, *operands: Value) -> list[Value]:
     """The operands with one lead shape: a single key head (or batch) is spread over those of the queries."""
     lead = torch.broadcast_shapes(*(x.shape[:-2] for x in operands))
     spread_out = []
@@ -44,7 +44,7 @@ def _broadcast(t: Tape, *operands: Value) -> list[Value]:
     return spread_out
 
 
-def _grouped(t: Tape, q: Value, k: Value, v: Value, mask: Value | None, causal: bool) -> Value:
+def _grouped(t: GraphBuilder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool) -> Value:
     """Query heads read as (key head, query within the group): each group attends with one key head."""
     heads = k.shape[-3]
     each = q.shape[-3] // heads
@@ -57,7 +57,7 @@ def _grouped(t: Tape, q: Value, k: Value, v: Value, mask: Value | None, causal: 
     return t.reshape(out, t.shape)
 
 
-def _group_mask(t: Tape, mask: Value, heads: int, each: int) -> Value:
+def _group_mask(t: GraphBuilder, mask: Value, heads: int, each: int) -> Value:
     if mask.ndim < 3:
         return mask
     own = (heads, each) if mask.shape[-3] == heads * each else (1, 1)
@@ -65,7 +65,7 @@ def _group_mask(t: Tape, mask: Value, heads: int, each: int) -> Value:
 
 
 def _attend(
-    t: Tape,
+    t: GraphBuilder,
     q: Value,
     k: Value,
     v: Value,

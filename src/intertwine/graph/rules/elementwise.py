@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from intertwine.graph.registry import rule
-from intertwine.graph.tape import Label, Law, Tape, Value
+from intertwine.graph.builder import GraphBuilder, rule
+from intertwine.graph.constraints import Label, ScaleRule, Value
 
 
-def spread(t: Tape, x: Value | None, shape: tuple[int, ...] | None = None) -> list[Label | None]:
+def spread(t: GraphBuilder, x: Value | None, shape: tuple[int, ...] | None = None) -> list[Label | None]:
     """Labels of `x` in a broadcast against the result: no label where a single entry is spread over many."""
     if x is None:
         return []
@@ -25,11 +25,11 @@ def spread(t: Tape, x: Value | None, shape: tuple[int, ...] | None = None) -> li
     return [None if n == 1 and shape[shift + i] != 1 else ("lead", shift + i) for i, n in enumerate(x.shape)]
 
 
-def out_labels(t: Tape) -> list[Label]:
+def out_labels(t: GraphBuilder) -> list[Label]:
     return [("lead", i) for i in range(len(t.shape))]
 
 
-def generic_pointwise(t: Tape, *args: Any, **kwargs: Any) -> Value:
+def generic_pointwise(t: GraphBuilder, *args: Any, **kwargs: Any) -> Value:
     """The rule for a pointwise op without one of its own."""
     tensors = list(_tensors((args, kwargs)))
     assert t.call is not None
@@ -72,7 +72,7 @@ def _tensors(value: Any) -> Iterator[Value]:
     "aten.mish", "aten.softplus", "aten.hardtanh", "aten.hardswish", "aten.hardsigmoid", "aten.log_sigmoid",
     "aten.softshrink", "aten.hardshrink", "aten.threshold", "aten.logit", "aten.sigmoid", "aten.tanh", "aten.rrelu",
 )  # fmt: skip
-def named_activation(t: Tape, *args: Any, **kwargs: Any) -> Value:
+def named_activation(t: GraphBuilder, *args: Any, **kwargs: Any) -> Value:
     """Activations that some releases of torch do not mark as pointwise, or not in their in-place spelling."""
     return generic_pointwise(t, *args, **kwargs)
 
@@ -86,42 +86,42 @@ def named_activation(t: Tape, *args: Any, **kwargs: Any) -> Value:
     "aten.__isub__",
     "aten.rsub.Tensor",
 )
-def add(t: Tape, a: Value, b: Any, alpha: float = 1) -> Value:
+def add(t: GraphBuilder, a: Value, b: Any, alpha: float = 1) -> Value:
     if not isinstance(b, Value) or not isinstance(a, Value):
         return generic_pointwise(t, a, b)
     return t.multilinear([[(a, spread(t, a))], [(b, spread(t, b))]], out_labels(t))
 
 
 @rule("aten.mul.Tensor", "aten.mul_.Tensor", "aten.__imul__")
-def mul(t: Tape, a: Value, b: Any) -> Value:
+def mul(t: GraphBuilder, a: Value, b: Any) -> Value:
     if not isinstance(b, Value) or not isinstance(a, Value):
         return generic_pointwise(t, a, b)
     return t.multilinear([[(a, spread(t, a)), (b, spread(t, b))]], out_labels(t))
 
 
 @rule("aten.div.Tensor", "aten.div_.Tensor")
-def div(t: Tape, a: Value, b: Any) -> Value:
+def div(t: GraphBuilder, a: Value, b: Any) -> Value:
     if not isinstance(b, Value) or not isinstance(a, Value):
         return generic_pointwise(t, a, b)
     return t.multilinear([[(a, spread(t, a)), (b, spread(t, b), -1)]], out_labels(t))
 
 
 @rule("aten.addcmul")
-def addcmul(t: Tape, x: Value, a: Value, b: Value, value: float = 1) -> Value:
+def addcmul(t: GraphBuilder, x: Value, a: Value, b: Value, value: float = 1) -> Value:
     return t.multilinear([[(x, spread(t, x))], [(a, spread(t, a)), (b, spread(t, b))]], out_labels(t))
 
 
 @rule("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
-def where(t: Tape, condition: Value, a: Any, b: Any) -> Value:
+def where(t: GraphBuilder, condition: Value, a: Any, b: Any) -> Value:
     return _choose(t, condition, a, b)
 
 
 @rule("aten.masked_fill", "aten.masked_fill_")
-def masked_fill(t: Tape, x: Value, mask: Value, value: Any) -> Value:
+def masked_fill(t: GraphBuilder, x: Value, mask: Value, value: Any) -> Value:
     return _choose(t, mask, x, value)
 
 
-def _choose(t: Tape, condition: Value, *choices: Any) -> Value:
+def _choose(t: GraphBuilder, condition: Value, *choices: Any) -> Value:
     """Entries of one tensor or another: scales and signs pass where all choices carry the same, zero passes always."""
     tensors = [x for x in choices if isinstance(x, Value)]
     constant = any(not isinstance(x, Value) and x != 0 and x not in (float("inf"), float("-inf")) for x in choices)
@@ -134,33 +134,33 @@ def _choose(t: Tape, condition: Value, *choices: Any) -> Value:
             {i: 1, last: -1} if label in operands[i][1] else {last: 1} for i in range(1, last)
         ]
         real += [{0: 1}] + ([{last: 1}] if constant else [])
-        laws[label] = Law(tuple(real), tuple(real) + (({last: 1},) if infinite else ()))
+        laws[label] = ScaleRule(tuple(real), tuple(real) + (({last: 1},) if infinite else ()))
     return t.joint(operands, out_labels(t), laws=laws)
 
 
 @rule("aten.maximum", "aten.minimum", "aten.max.other", "aten.min.other", "aten.fmax", "aten.fmin")
-def extremum(t: Tape, a: Value, b: Value) -> Value:
+def extremum(t: GraphBuilder, a: Value, b: Value) -> Value:
     operands = [(a, spread(t, a)), (b, spread(t, b))]
     laws = {}
     for label in out_labels(t):
         real = tuple({i: 1, 2: -1} if label in operands[i][1] else {2: 1} for i in range(2))
-        laws[label] = Law(real, ({0: 1}, {1: 1}, {2: 1}))
+        laws[label] = ScaleRule(real, ({0: 1}, {1: 1}, {2: 1}))
     return t.joint(operands, out_labels(t), laws=laws)
 
 
 @rule("aten.prelu", "aten._prelu_kernel")
-def prelu(t: Tape, x: Value, weight: Value) -> Value:
+def prelu(t: GraphBuilder, x: Value, weight: Value) -> Value:
     channel = 1 if x.ndim > 1 else 0
     labels = out_labels(t)
     own: list[Label | None] = [labels[channel] if weight.shape[0] == x.shape[channel] and weight.shape[0] > 1 else None]
     if weight.ndim > 1:
         own = spread(t, weight)
-    laws = {label: Law(({0: 1, 2: -1}, {1: 1}), ({0: 1}, {1: 1}, {2: 1})) for label in labels}
+    laws = {label: ScaleRule(({0: 1, 2: -1}, {1: 1}), ({0: 1}, {1: 1}, {2: 1})) for label in labels}
     return t.joint([(x, labels), (weight, own)], labels, laws=laws)
 
 
 @rule("aten.glu")
-def glu(t: Tape, x: Value, dim: int = -1) -> Value:
+def glu(t: GraphBuilder, x: Value, dim: int = -1) -> Value:
     dim %= x.ndim
     half = x.shape[dim] // 2
     value, gate = t.narrow(x, dim, 0, half), t.narrow(x, dim, half, half)

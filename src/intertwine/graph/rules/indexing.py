@@ -1,19 +1,21 @@
-"""Rules for ops that look entries up by position: embedding, index, gather, roll, flip, scans, unfold.
-
-The axis that is indexed keeps its order (another order would be another look-up); all other axes pass.
-"""
+"""Rules for ops that read or write entries by position: embedding, index, gather, scatter, sorting, scans, unfold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from intertwine.graph.registry import rule
-from intertwine.graph.tape import PINNED, Label, Law, Tape, Value
+from intertwine.graph.builder import PINNED, GraphBuilder, rule
+from intertwine.graph.constraints import Label, ScaleRule, Value
+
+# ----------------------------------------------------------------------------------------------------
+# Rules for ops that look entries up by position: embedding, index, gather, roll, flip, scans, unfold.
+#
+# The axis that is indexed keeps its order (another order would be another look-up); all other axes pass.
 
 
 @rule("aten.embedding")
-def embedding(t: Tape, weight: Value, indices: Value, *_: Any) -> Value:
+def embedding(t: GraphBuilder, weight: Value, indices: Value, *_: Any) -> Value:
     t.freeze(weight, [0], f"its rows are looked up by index ({t.here})")
     lead = t.labels(indices)
     return t.multilinear([[(weight, [None, "feature"]), (indices, lead)]], [*lead, "feature"])
@@ -21,7 +23,7 @@ def embedding(t: Tape, weight: Value, indices: Value, *_: Any) -> Value:
 
 @rule("aten.embedding_bag")
 def embedding_bag(
-    t: Tape,
+    t: GraphBuilder,
     weight: Value,
     indices: Value,
     offsets: Value,
@@ -37,25 +39,25 @@ def embedding_bag(
         raise ValueError("places or weights in a bag are computed from parameters")
     t.freeze(weight, [0], f"its rows are looked up by index ({t.here})")
     sign = ({0: 1}, {1: 1}) if mode == 2 else ({0: 1, 1: 1},)
-    law = Law(({0: 1, 1: -1},), sign)
+    law = ScaleRule(({0: 1, 1: -1},), sign)
     bags = t.joint([(weight, [PINNED, "feature"])], [PINNED, "feature"], laws={"feature": law})
     return bags, *(None if shape is None else t.fixed(shape, floating=False) for shape in t.call.shapes[1:])
 
 
 @rule("aten.index_select")
-def index_select(t: Tape, x: Value, dim: int, index: Value) -> Value:
+def index_select(t: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
     pin_table(t, index)
     return _along(t, x, [dim % x.ndim])
 
 
-def pin_table(t: Tape, table: Value) -> None:
+def pin_table(t: GraphBuilder, table: Value) -> None:
     """The places of a table turn up as positions of the result, which keep their order."""
     if table.live:
         t.freeze(table, range(table.ndim), f"it indexes another tensor ({t.here})")
 
 
 @rule("aten.roll", "aten.flip", "aten.cumsum", "aten.tril", "aten.triu", "aten.cumsum_")
-def rearrange(t: Tape, x: Value, *args: Any, **_: Any) -> Value:
+def rearrange(t: GraphBuilder, x: Value, *args: Any, **_: Any) -> Value:
     """Linear ops that tell positions along some axes apart."""
     assert t.call is not None
     name = t.call.op.split(".")[1].removesuffix("_")
@@ -69,35 +71,35 @@ def rearrange(t: Tape, x: Value, *args: Any, **_: Any) -> Value:
 
 
 @rule("aten.rot90")
-def quarter_turn(t: Tape, x: Value, times: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
+def quarter_turn(t: GraphBuilder, x: Value, times: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
     return _along(t, x, [d % x.ndim for d in dims])
 
 
-def _along(t: Tape, x: Value, dims: Sequence[int]) -> Value:
+def _along(t: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
     labels = [PINNED if d in dims else ("lead", d) for d in range(x.ndim)]
     return t.multilinear([[(x, labels)]], labels)
 
 
 @rule("aten.cumprod", "aten.logcumsumexp")
-def running(t: Tape, x: Value, dim: int, **_: Any) -> Value:
+def running(t: GraphBuilder, x: Value, dim: int, **_: Any) -> Value:
     """Scans that let no scale pass: the k-th product has the k-th power of one, a sum of exponentials none at all."""
     labels = [PINNED if d == dim % x.ndim else ("lead", d) for d in range(x.ndim)]
     return t.joint([(x, labels)], labels)
 
 
 @rule("aten.cummax", "aten.cummin")
-def running_extremum(t: Tape, x: Value, dim: int) -> tuple[Value, Value]:
+def running_extremum(t: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value]:
     return _ranked(t, x, t.labels(x), dim, PINNED, 0), _ranked(t, x, t.labels(x), dim, PINNED, 1)
 
 
 @rule("aten.diff")
-def differences(t: Tape, x: Value, n: int = 1, dim: int = -1, *ends: Value | None) -> Value:
+def differences(t: GraphBuilder, x: Value, n: int = 1, dim: int = -1, *ends: Value | None) -> Value:
     labels = [PINNED if d == dim % x.ndim else ("lead", d) for d in range(x.ndim)]
     return t.multilinear([[(v, labels)] for v in (x, *ends) if v is not None], labels)
 
 
 @rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
-def index(t: Tape, x: Value, indices: Sequence[Value | None]) -> Value:
+def index(t: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value:
     """`x[:, table]`: indexed axes are replaced by the axes of the tables, in place or in front as in numpy."""
     used = [i for i, v in enumerate(indices) if v is not None]
     tables = [indices[i] for i in used]
@@ -113,15 +115,15 @@ def index(t: Tape, x: Value, indices: Sequence[Value | None]) -> Value:
 
 
 @rule("aten.gather")
-def gather(t: Tape, x: Value, dim: int, index: Value, **_: Any) -> Value:
+def gather(t: GraphBuilder, x: Value, dim: int, index: Value, **_: Any) -> Value:
     dim %= x.ndim
     labels = [PINNED if d == dim or x.shape[d] != index.shape[d] else ("lead", d) for d in range(x.ndim)]
-    law = Law(({0: 1, 2: -1}, {1: 1}), ({0: 1, 2: 1}, {1: 1}))
+    law = ScaleRule(({0: 1, 2: -1}, {1: 1}), ({0: 1, 2: 1}, {1: 1}))
     return t.joint([(x, labels), (index, labels)], labels, laws={label: law for label in labels if label is not PINNED})
 
 
 @rule("aten.im2col")
-def unfold_patches(t: Tape, x: Value, kernel: Sequence[int], *_: Any) -> Value:
+def unfold_patches(t: GraphBuilder, x: Value, kernel: Sequence[int], *_: Any) -> Value:
     """Patches of an image become columns: channels turn into (channel, kernel row, kernel column)."""
     labels: list[Label] = ["batch", "channel", PINNED, PINNED] if x.ndim == 4 else ["channel", PINNED, PINNED]
     lead = labels[:-2]
@@ -130,7 +132,7 @@ def unfold_patches(t: Tape, x: Value, kernel: Sequence[int], *_: Any) -> Value:
 
 
 @rule("aten.col2im")
-def fold_patches(t: Tape, x: Value, size: Sequence[int], kernel: Sequence[int], *_: Any) -> Value:
+def fold_patches(t: GraphBuilder, x: Value, size: Sequence[int], kernel: Sequence[int], *_: Any) -> Value:
     area = kernel[0] * kernel[1]
     x = t.reshape(x, (*x.shape[:-2], x.shape[-2] // area, area, x.shape[-1]))
     lead: list[Label] = ["batch", "channel"] if x.ndim == 4 else ["channel"]
@@ -138,14 +140,14 @@ def fold_patches(t: Tape, x: Value, size: Sequence[int], kernel: Sequence[int], 
 
 
 @rule("aten.unfold")
-def unfold_windows(t: Tape, x: Value, dim: int, size: int, step: int) -> Value:
+def unfold_windows(t: GraphBuilder, x: Value, dim: int, size: int, step: int) -> Value:
     dim %= x.ndim
     labels = [PINNED if d == dim else ("lead", d) for d in range(x.ndim)]
     return t.multilinear([[(x, labels)]], [*labels, PINNED])
 
 
 @rule("aten.max.dim", "aten.min.dim", "aten.topk", "aten.sort", "aten.kthvalue", "aten.median.dim")
-def ranked(t: Tape, x: Value, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
+def ranked(t: GraphBuilder, x: Value, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
     """Positions along one axis are compared. Sorted, the values do not tell in which order they stood; places do."""
     assert t.call is not None
     at = 1 if t.call.op.startswith(("aten.topk", "aten.kthvalue")) else 0
@@ -158,7 +160,7 @@ def ranked(t: Tape, x: Value, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
 
 
 @rule("aten.argsort", "aten.argmax", "aten.argmin")
-def places(t: Tape, x: Value, *args: Any, **kwargs: Any) -> Value:
+def places(t: GraphBuilder, x: Value, *args: Any, **kwargs: Any) -> Value:
     assert t.call is not None
     dim = kwargs.get("dim", args[0] if args else -1 if t.call.op.startswith("aten.argsort") else None)
     labels = t.labels(x)
@@ -167,12 +169,47 @@ def places(t: Tape, x: Value, *args: Any, **kwargs: Any) -> Value:
     return _ranked(t, x, labels, dim, PINNED, 1)
 
 
-def _ranked(t: Tape, x: Value, labels: list[Label], dim: int, compared: Label, result: int) -> Value:
+def _ranked(t: GraphBuilder, x: Value, labels: list[Label], dim: int, compared: Label, result: int) -> Value:
     """Values (result 0), which scale with the input, or places (1), which do not care for a positive scale."""
     own = [compared if d == dim % x.ndim else label for d, label in enumerate(labels)]
     out = [PINNED if d == dim % x.ndim else label for d, label in enumerate(labels)]
     if len(t.shape) < x.ndim:
         del out[dim]
-    law = Law(({0: 1, 1: -1},) if result == 0 else ({1: 1},), ({0: 1}, {1: 1}))
+    law = ScaleRule(({0: 1, 1: -1},) if result == 0 else ({1: 1},), ({0: 1}, {1: 1}))
     laws = {label: law for label in out if label is not PINNED}
     return t.joint([(x, own)], out, t.shape, mixes=[compared] if compared is not PINNED else (), laws=laws)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rules for ops that add or write rows at places given by a table: index_add, scatter and its reductions.
+#
+# What graph networks do with messages. The axis that is written by position keeps its order; features pass.
+
+
+@rule("aten.index_add")
+def index_add(t: GraphBuilder, x: Value, dim: int, index: Value, source: Value, **_: Any) -> Value:
+    pin_table(t, index)
+    labels = [PINNED if d == dim % x.ndim else label for d, label in enumerate(t.labels(x))]
+    return t.multilinear([[(x, labels)], [(source, labels)]], labels)
+
+
+@rule("aten.scatter.src", "aten.scatter_.src", "aten.scatter_add")
+def scatter(t: GraphBuilder, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _scatter(t, x, dim, index, source, positive=False)
+
+
+@rule("aten.scatter_reduce.two", "aten.scatter_reduce_.two")
+def scatter_reduce(t: GraphBuilder, x: Value, dim: int, index: Value, source: Value, reduce: str, **_: Any) -> Value:
+    if reduce == "prod":
+        raise ValueError("products of a number of rows that differs from place to place")
+    return _scatter(t, x, dim, index, source, positive=reduce in ("amax", "amin"))
+
+
+def _scatter(t: GraphBuilder, x: Value, dim: int, index: Value, source: Value, positive: bool) -> Value:
+    """Old and new entries carry the same scale; extrema pass positive ones only."""
+    whole = [len({v.shape[d] for v in (x, index, source)}) == 1 and d != dim % x.ndim for d in range(x.ndim)]
+    labels: list[Label] = [label if whole[d] else PINNED for d, label in enumerate(t.labels(x))]
+    real = ({0: 1, 3: -1}, {2: 1, 3: -1}, {1: 1})
+    law = ScaleRule(real, ({0: 1}, {1: 1}, {2: 1}, {3: 1}) if positive else real)
+    operands = [(v, labels) for v in (x, index, source)]
+    return t.joint(operands, labels, laws={label: law for label in labels if label is not PINNED})

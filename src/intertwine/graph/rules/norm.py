@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from intertwine.graph.registry import rule
+from intertwine.graph.builder import GraphBuilder, rule
+from intertwine.graph.constraints import Label, Length, ScaleRule, Value
 from intertwine.graph.rules.elementwise import out_labels
-from intertwine.graph.tape import Label, Law, Length, Tape, Value
 
 Equations = tuple[dict[int, int], ...]
 
 
 @rule("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")
 def batch_norm(
-    t: Tape,
+    t: GraphBuilder,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -35,7 +35,7 @@ def batch_norm(
 
 @rule("aten.instance_norm")
 def instance_norm(
-    t: Tape,
+    t: GraphBuilder,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -50,7 +50,7 @@ def instance_norm(
 
 
 def _channel_norm(
-    t: Tape,
+    t: GraphBuilder,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -68,7 +68,7 @@ def _channel_norm(
     if not stored or moving is None:
         real.append({"x": 1})
     sign = [{"mean": 1, "x": 1}, {"var": 1}, {"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}]
-    law = Law(_number(real, names), _number(sign, names))
+    law = ScaleRule(_number(real, names), _number(sign, names))
     operands = [(v, labels if name == "x" else [channel]) for name, v in given.items()]
     mixes = () if stored else [label for label in labels if label != channel]
     return t.joint(operands, labels, mixes=mixes, laws={channel: law}, variance=moving)
@@ -82,7 +82,7 @@ def _number(equations: Sequence[dict[str, int]], names: Sequence[str]) -> Equati
 
 @rule("aten.layer_norm")
 def layer_norm(
-    t: Tape,
+    t: GraphBuilder,
     x: Value,
     shape: Sequence[int],
     weight: Value | None = None,
@@ -94,12 +94,14 @@ def layer_norm(
 
 
 @rule("aten.rms_norm", "aten._fused_rms_norm")
-def rms_norm(t: Tape, x: Value, shape: Sequence[int], weight: Value | None = None, eps: float | None = None) -> Value:
+def rms_norm(
+    t: GraphBuilder, x: Value, shape: Sequence[int], weight: Value | None = None, eps: float | None = None
+) -> Value:
     return normalise(t, x, out_labels(t)[x.ndim - len(shape) :], weight, None, centred=False)
 
 
 def normalise(
-    t: Tape, x: Value, over: Sequence[Label], weight: Value | None, bias: Value | None, centred: bool
+    t: GraphBuilder, x: Value, over: Sequence[Label], weight: Value | None, bias: Value | None, centred: bool
 ) -> Value:
     """Normalise over some axes of `x`, then scale and shift by tensors that span the same axes."""
     labels = out_labels(t)
@@ -107,14 +109,14 @@ def normalise(
     names = ["x", *(["weight"] if weight is not None else []), *(["bias"] if bias is not None else []), "out"]
     real = [{"x": 1}, {"out": 1, "weight": -1}, {"bias": 1, "out": -1}]
     sign = [{"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}, *([{"x": 1}] if centred else [])]
-    law = Law(_number(real, names), _number(sign, names))
+    law = ScaleRule(_number(real, names), _number(sign, names))
     length = Length(over[0], weight) if len(over) == 1 and not centred else None
     return t.joint(operands, labels, mixes=over, laws=dict.fromkeys(over, law), length=length)
 
 
 @rule("aten.group_norm")
 def group_norm(
-    t: Tape,
+    t: GraphBuilder,
     x: Value,
     groups: int,
     weight: Value | None = None,
@@ -131,8 +133,8 @@ def group_norm(
     affine = [{"x": 1}, {"out": 1, "weight": -1}, {"bias": 1, "out": -1}]
     flip = [{"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}]  # a whole group may change its sign, mean and all
     laws = {
-        labels[1]: Law(_number(affine, names), _number(flip, names)),
-        labels[2]: Law(*(_number(affine, names),) * 2),
+        labels[1]: ScaleRule(_number(affine, names), _number(flip, names)),
+        labels[2]: ScaleRule(*(_number(affine, names),) * 2),
     }
     operands = [(grouped, labels), (weight, labels[1:3]), (bias, labels[1:3])]
     result = t.joint(operands, labels, shape, mixes=labels[2:], laws=laws)
@@ -140,18 +142,18 @@ def group_norm(
 
 
 @rule("aten._weight_norm", "aten._weight_norm_interface")
-def weight_norm(t: Tape, v: Value, g: Value, dim: int = 0) -> Value | tuple[Value, Value]:
+def weight_norm(t: GraphBuilder, v: Value, g: Value, dim: int = 0) -> Value | tuple[Value, Value]:
     labels = t.labels(v)
     if g.ndim == 0:  # one norm of the whole weight
-        signs = Law(({0: 1}, {2: 1}), ({0: 1, 2: 1},))
+        signs = ScaleRule(({0: 1}, {2: 1}), ({0: 1, 2: 1},))
         return t.joint([(v, labels), (g, [])], labels, v.shape, mixes=labels, laws=dict.fromkeys(labels, signs))
     own = [label if n == v.shape[i] else None for i, (label, n) in enumerate(zip(labels, g.shape, strict=True))]
     laws = {}
     for i, label in enumerate(labels):
         if own[i] is not None:  # direction divides its own scale out, length carries it
-            laws[label] = Law(({2: 1, 1: -1},), ({0: 1, 1: 1, 2: 1},))
+            laws[label] = ScaleRule(({2: 1, 1: -1},), ({0: 1, 1: 1, 2: 1},))
         else:  # a norm is taken along this axis: signs pass, scales do not
-            laws[label] = Law(({0: 1}, {2: 1}), ({0: 1, 2: 1},))
+            laws[label] = ScaleRule(({0: 1}, {2: 1}), ({0: 1, 2: 1},))
     result = t.joint(
         [(v, labels), (g, own)], labels, v.shape, mixes=[x for i, x in enumerate(labels) if own[i] is None], laws=laws
     )

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
-from intertwine.graph.registry import rule
-from intertwine.graph.tape import PINNED, Label, Tape, Value
+from intertwine.graph.builder import PINNED, GraphBuilder, rule
+from intertwine.graph.constraints import Label, Value
 
-Step = Callable[[Tape, Value, list[Value], Sequence[Value]], list[Value]]  # (x, states, parameters) → new states
+Step = Callable[
+    [GraphBuilder, Value, list[Value], Sequence[Value]], list[Value]
+]  # (x, states, parameters) → new states
 
 
-def _gate(t: Tape, x: Value, weight: Value, bias: Value | None, k: int, size: int) -> Value:
+def _gate(t: GraphBuilder, x: Value, weight: Value, bias: Value | None, k: int, size: int) -> Value:
     """Row block k of a stacked linear map."""
     block = t.narrow(weight, 0, k * size, size)
     own = t.narrow(bias, 0, k * size, size) if bias is not None else None
@@ -27,12 +29,12 @@ def _gate(t: Tape, x: Value, weight: Value, bias: Value | None, k: int, size: in
     )
 
 
-def _sum(t: Tape, *xs: Value) -> Value:
+def _sum(t: GraphBuilder, *xs: Value) -> Value:
     labels = t.labels(xs[0])
     return t.multilinear([[(x, labels)] for x in xs], labels, xs[0].shape)
 
 
-def _times(t: Tape, *xs: Value) -> Value:
+def _times(t: GraphBuilder, *xs: Value) -> Value:
     labels = t.labels(xs[0])
     return t.multilinear([[(x, labels) for x in xs]], labels, xs[0].shape)
 
@@ -41,7 +43,7 @@ def _split(own: Sequence[Value]) -> tuple[Value, Value, Value | None, Value | No
     return own[0], own[1], own[2] if len(own) > 3 else None, own[3] if len(own) > 3 else None
 
 
-def lstm_step(t: Tape, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
+def lstm_step(t: GraphBuilder, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
     """Gates input, forget, cell, output; an odd fifth (or third) parameter projects the output."""
     h, c = states
     w_in, w_hh, b_in, b_hh = _split(own)
@@ -61,7 +63,7 @@ def lstm_step(t: Tape, x: Value, states: list[Value], own: Sequence[Value]) -> l
     return [y, c]
 
 
-def gru_step(t: Tape, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
+def gru_step(t: GraphBuilder, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
     """Gates reset, update, new."""
     (h,) = states
     w_in, w_hh, b_in, b_hh = _split(own)
@@ -75,7 +77,7 @@ def gru_step(t: Tape, x: Value, states: list[Value], own: Sequence[Value]) -> li
 
 
 def _plain_step(fn: Callable[[torch.Tensor], torch.Tensor], name: str) -> Step:
-    def step(t: Tape, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
+    def step(t: GraphBuilder, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
         w_in, w_hh, b_in, b_hh = _split(own)
         size = w_in.shape[0]
         summed = _sum(t, _gate(t, x, w_in, b_in, 0, size), _gate(t, states[0], w_hh, b_hh, 0, size))
@@ -88,47 +90,49 @@ tanh_step, relu_step = _plain_step(torch.tanh, "tanh"), _plain_step(torch.relu, 
 
 
 @rule("aten.lstm.input")
-def lstm(t: Tape, x: Value, state: Sequence[Value], params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
+def lstm(
+    t: GraphBuilder, x: Value, state: Sequence[Value], params: Sequence[Value], *options: Any
+) -> tuple[Value, ...]:
     return _layers(t, x, state, params, lstm_step, *options)
 
 
 @rule("aten.gru.input")
-def gru(t: Tape, x: Value, state: Value, params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
+def gru(t: GraphBuilder, x: Value, state: Value, params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
     return _layers(t, x, [state], params, gru_step, *options)
 
 
 @rule("aten.rnn_tanh.input")
-def rnn_tanh(t: Tape, x: Value, state: Value, params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
+def rnn_tanh(t: GraphBuilder, x: Value, state: Value, params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
     return _layers(t, x, [state], params, tanh_step, *options)
 
 
 @rule("aten.rnn_relu.input")
-def rnn_relu(t: Tape, x: Value, state: Value, params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
+def rnn_relu(t: GraphBuilder, x: Value, state: Value, params: Sequence[Value], *options: Any) -> tuple[Value, ...]:
     return _layers(t, x, [state], params, relu_step, *options)
 
 
 @rule("aten.lstm_cell")
-def lstm_cell(t: Tape, x: Value, state: Sequence[Value], *own: Value | None) -> tuple[Value, ...]:
+def lstm_cell(t: GraphBuilder, x: Value, state: Sequence[Value], *own: Value | None) -> tuple[Value, ...]:
     return tuple(lstm_step(t, x, list(state), [v for v in own if v is not None]))
 
 
 @rule("aten.gru_cell")
-def gru_cell(t: Tape, x: Value, state: Value, *own: Value | None) -> Value:
+def gru_cell(t: GraphBuilder, x: Value, state: Value, *own: Value | None) -> Value:
     return gru_step(t, x, [state], [v for v in own if v is not None])[0]
 
 
 @rule("aten.rnn_tanh_cell")
-def rnn_tanh_cell(t: Tape, x: Value, state: Value, *own: Value | None) -> Value:
+def rnn_tanh_cell(t: GraphBuilder, x: Value, state: Value, *own: Value | None) -> Value:
     return tanh_step(t, x, [state], [v for v in own if v is not None])[0]
 
 
 @rule("aten.rnn_relu_cell")
-def rnn_relu_cell(t: Tape, x: Value, state: Value, *own: Value | None) -> Value:
+def rnn_relu_cell(t: GraphBuilder, x: Value, state: Value, *own: Value | None) -> Value:
     return relu_step(t, x, [state], [v for v in own if v is not None])[0]
 
 
 def _layers(
-    t: Tape, x: Value, states: Sequence[Value], params: Sequence[Value], step: Step, has_biases: bool, layers: int,
+    t: GraphBuilder, x: Value, states: Sequence[Value], params: Sequence[Value], step: Step, has_biases: bool, layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Value, ...]:  # fmt: skip
     """A stack of layers, each in one or two directions; the last states are built only where something reads them."""
@@ -148,14 +152,16 @@ def _layers(
     return x, *(t.concat(collected, 0) for collected in finals)
 
 
-def _initial(t: Tape, state: Value, k: int) -> Value:
+def _initial(t: GraphBuilder, state: Value, k: int) -> Value:
     """The state a layer starts from; a fresh zero state is a tensor of its own for every layer."""
     if state.zero:
         return t.uniform((1, *state.shape[1:]), zero=True)
     return t.narrow(state, 0, k, 1)
 
 
-def _sequence(t: Tape, x: Value, first: list[Value], own: Sequence[Value], step: Step) -> tuple[Value, list[Value]]:
+def _sequence(
+    t: GraphBuilder, x: Value, first: list[Value], own: Sequence[Value], step: Step
+) -> tuple[Value, list[Value]]:
     """One direction of one layer over all times: one step whose past is tied to what it writes."""
     past = [t.uniform((*x.shape[:-1], s.shape[-1]), zero=True) for s in first]
     written = step(t, x, past, own)
@@ -169,6 +175,6 @@ def _sequence(t: Tape, x: Value, first: list[Value], own: Sequence[Value], step:
     return tied[0], last
 
 
-def _tie(t: Tape, xs: Sequence[Value], lead: Sequence[Label], shape: tuple[int, ...]) -> Value:
+def _tie(t: GraphBuilder, xs: Sequence[Value], lead: Sequence[Label], shape: tuple[int, ...]) -> Value:
     """Tensors that stand for one another: they must move alike along their last axis."""
     return t.multilinear([[(x, [*lead, "unit"])] for x in xs], [*lead, "unit"], shape)

@@ -1,4 +1,4 @@
-"""Rules for ops that only move or copy entries: identities, reshapes, permutes, broadcasts, shuffles."""
+"""Rules for ops that reshape, permute, join, split, slice and pad tensors, or create filled ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
-from intertwine.graph.registry import rule
+from intertwine.graph.builder import PINNED, GraphBuilder, rule
+from intertwine.graph.constraints import Value
 from intertwine.graph.rules.elementwise import out_labels, spread
-from intertwine.graph.tape import PINNED, Tape, Value
+
+# ----------------------------------------------------------------------------------------------------
+# Rules for ops that only move or copy entries: identities, reshapes, permutes, broadcasts, shuffles.
 
 
 @rule(
@@ -17,12 +20,12 @@ from intertwine.graph.tape import PINNED, Tape, Value
     "aten.alpha_dropout", "aten.lift_fresh_copy", "aten.lift_fresh", "aten.lift", "aten.requires_grad_",
     "aten.resolve_conj", "aten.resolve_neg", "aten.positive",
 )  # fmt: skip
-def identity(t: Tape, x: Value, *_: Any, **__: Any) -> Value:
+def identity(t: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value:
     return x
 
 
 @rule("aten.to", "aten._to_copy", "aten.type_as", "aten.float", "aten.double", "aten.half", "aten.bfloat16")
-def cast(t: Tape, x: Value, *_: Any, **__: Any) -> Value:
+def cast(t: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value:
     assert t.call is not None
     if x.floating and t.call.dtype is not None and not t.call.dtype.is_floating_point:
         labels = t.labels(x)  # rounding to integers: positions keep their places, scales do not pass
@@ -31,7 +34,7 @@ def cast(t: Tape, x: Value, *_: Any, **__: Any) -> Value:
 
 
 @rule("aten.bool", "aten.int", "aten.long")
-def to_integer(t: Tape, x: Value, *_: Any) -> Value:
+def to_integer(t: GraphBuilder, x: Value, *_: Any) -> Value:
     labels = t.labels(x)
     return t.joint([(x, labels)], labels, x.shape)
 
@@ -41,7 +44,7 @@ def to_integer(t: Tape, x: Value, *_: Any) -> Value:
     "aten.unflatten", "aten.squeeze", "aten.unsqueeze", "aten.ravel", "aten.atleast_1d", "aten.atleast_2d",
     "aten._reshape_alias", "aten.view_copy",
 )  # fmt: skip
-def reshape(t: Tape, x: Value, *args: Any, **_: Any) -> Value:
+def reshape(t: GraphBuilder, x: Value, *args: Any, **_: Any) -> Value:
     if args and isinstance(args[0], torch.dtype):  # view(dtype) reinterprets the bits
         (result,) = t.opaque([x], [t.shape], f"its bits are reinterpreted ({t.here})")
         assert result is not None
@@ -50,19 +53,19 @@ def reshape(t: Tape, x: Value, *args: Any, **_: Any) -> Value:
 
 
 @rule("aten.permute", "aten.permute_copy")
-def permute(t: Tape, x: Value, dims: Sequence[int]) -> Value:
+def permute(t: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
     return t.permute(x, dims)
 
 
 @rule("aten.transpose", "aten.swapaxes", "aten.swapdims")
-def transpose(t: Tape, x: Value, a: int, b: int) -> Value:
+def transpose(t: GraphBuilder, x: Value, a: int, b: int) -> Value:
     order = list(range(x.ndim))
     order[a], order[b] = order[b], order[a]
     return t.permute(x, order)
 
 
 @rule("aten.t", "aten.numpy_T", "aten.mT", "aten.matrix_H", "aten.mH", "aten.adjoint")
-def matrix_transpose(t: Tape, x: Value) -> Value:
+def matrix_transpose(t: GraphBuilder, x: Value) -> Value:
     assert t.call is not None
     whole = t.call.op.startswith(("aten.t.", "aten.numpy_T"))
     order = list(range(x.ndim))[::-1] if whole else [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2]
@@ -70,7 +73,7 @@ def matrix_transpose(t: Tape, x: Value) -> Value:
 
 
 @rule("aten.movedim", "aten.moveaxis")
-def movedim(t: Tape, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
+def movedim(t: GraphBuilder, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
     sources = [d % x.ndim for d in ([source] if isinstance(source, int) else source)]
     targets = [d % x.ndim for d in ([destination] if isinstance(destination, int) else destination)]
     rest = iter(d for d in range(x.ndim) if d not in sources)
@@ -79,7 +82,7 @@ def movedim(t: Tape, x: Value, source: int | Sequence[int], destination: int | S
 
 
 @rule("aten.expand", "aten.expand_as", "aten.broadcast_to", "aten.expand_copy")
-def expand(t: Tape, x: Value, *_: Any, **__: Any) -> Value:
+def expand(t: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value:
     if x.shape == t.shape:
         return x
     return t.multilinear([[(x, spread(t, x))]], out_labels(t))
@@ -89,12 +92,12 @@ expand.creates = True  # type: ignore[attr-defined]  # also a constant is alike 
 
 
 @rule("aten.copy", "aten.copy_")
-def copy(t: Tape, old: Value, x: Value, *_: Any) -> Value:
+def copy(t: GraphBuilder, old: Value, x: Value, *_: Any) -> Value:
     return t.multilinear([[(x, spread(t, x))]], out_labels(t))
 
 
 @rule("aten.repeat", "aten.tile")
-def repeat(t: Tape, x: Value, repeats: Sequence[int]) -> Value:
+def repeat(t: GraphBuilder, x: Value, repeats: Sequence[int]) -> Value:
     """Each axis becomes (copies, axis); the copies are alike, so they may change places freely."""
     repeats = [*[1] * (x.ndim - len(repeats)), *repeats]
     padded = t.reshape(x, (*[1] * (len(repeats) - x.ndim), *x.shape))
@@ -105,7 +108,7 @@ def repeat(t: Tape, x: Value, repeats: Sequence[int]) -> Value:
 
 
 @rule("aten.repeat_interleave.self_int")
-def repeat_interleave(t: Tape, x: Value, repeats: int, dim: int | None = None, **_: Any) -> Value:
+def repeat_interleave(t: GraphBuilder, x: Value, repeats: int, dim: int | None = None, **_: Any) -> Value:
     if dim is None:
         x, dim = t.reshape(x, (_size(x.shape),)), 0
     dim %= x.ndim
@@ -123,7 +126,7 @@ def _size(shape: Sequence[int]) -> int:
 
 
 @rule("aten.pixel_shuffle")
-def pixel_shuffle(t: Tape, x: Value, factor: int) -> Value:
+def pixel_shuffle(t: GraphBuilder, x: Value, factor: int) -> Value:
     *lead, c, h, w = x.shape
     n = len(lead)
     x = t.reshape(x, (*lead, c // factor**2, factor, factor, h, w))
@@ -131,7 +134,7 @@ def pixel_shuffle(t: Tape, x: Value, factor: int) -> Value:
 
 
 @rule("aten.pixel_unshuffle")
-def pixel_unshuffle(t: Tape, x: Value, factor: int) -> Value:
+def pixel_unshuffle(t: GraphBuilder, x: Value, factor: int) -> Value:
     *lead, c, h, w = x.shape
     n = len(lead)
     x = t.reshape(x, (*lead, c, h // factor, factor, w // factor, factor))
@@ -139,14 +142,183 @@ def pixel_unshuffle(t: Tape, x: Value, factor: int) -> Value:
 
 
 @rule("aten.channel_shuffle", "aten.native_channel_shuffle")
-def channel_shuffle(t: Tape, x: Value, groups: int) -> Value:
+def channel_shuffle(t: GraphBuilder, x: Value, groups: int) -> Value:
     c = x.shape[1]
     x = t.reshape(x, (x.shape[0], groups, c // groups, *x.shape[2:]))
     return t.reshape(t.permute(x, [0, 2, 1, *range(3, x.ndim)]), t.shape)
 
 
 @rule("aten.diagonal")
-def diagonal(t: Tape, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+def diagonal(t: GraphBuilder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     dims = {dim1 % x.ndim, dim2 % x.ndim}
     labels = [PINNED if d in dims else ("lead", d) for d in range(x.ndim)]
     return t.multilinear([[(x, labels)]], [*(label for label in labels if label is not PINNED), PINNED])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rules for ops that lay tensors side by side or take them apart: cat, stack, split, chunk, slice, select, pad.
+
+
+@rule("aten.cat", "aten.concat", "aten.concatenate")
+def cat(t: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    return t.concat(tensors, dim)
+
+
+@rule("aten.stack")
+def stack(t: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    dim %= len(t.shape)
+    shape = (*t.shape[:dim], 1, *t.shape[dim + 1 :])
+    return t.concat([t.reshape(x, shape) for x in tensors], dim)
+
+
+@rule(
+    "aten.split.Tensor",
+    "aten.split_with_sizes",
+    "aten.chunk",
+    "aten.tensor_split",
+    "aten.split_with_sizes_copy",
+    "aten.split.sizes",
+    "aten.split_copy.Tensor",
+    "aten.unsafe_split.Tensor",
+)
+def split(t: GraphBuilder, x: Value, _sizes: Any, dim: int = 0) -> tuple[Value, ...]:
+    assert t.call is not None
+    dim %= x.ndim
+    pieces, start = [], 0
+    for i, shape in enumerate(t.call.shapes):
+        assert shape is not None
+        pieces.append(t.fixed(shape) if i in t.unread else t.narrow(x, dim, start, shape[dim]))
+        start += shape[dim]
+    return tuple(pieces)
+
+
+@rule("aten.unbind", "aten.unbind_copy")
+def unbind(t: GraphBuilder, x: Value, dim: int = 0) -> tuple[Value, ...]:
+    shape = t.shape
+    return tuple(t.fixed(shape) if i in t.unread else _pick(t, x, dim % x.ndim, i) for i in range(x.shape[dim]))
+
+
+@rule("aten.select.int", "aten.select_copy.int")
+def select(t: GraphBuilder, x: Value, dim: int, index: int) -> Value:
+    dim %= x.ndim
+    return _pick(t, x, dim, index % x.shape[dim])
+
+
+def _pick(t: GraphBuilder, x: Value, dim: int, index: int) -> Value:
+    return t.reshape(t.narrow(x, dim, index, 1), (*x.shape[:dim], *x.shape[dim + 1 :]))
+
+
+@rule("aten.narrow")
+def narrow(t: GraphBuilder, x: Value, dim: int, start: int, length: int) -> Value:
+    return t.narrow(x, dim % x.ndim, start + x.shape[dim] if start < 0 else start, length)
+
+
+@rule("aten.slice.Tensor", "aten.slice_copy.Tensor")
+def slice_(
+    t: GraphBuilder, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value:
+    dim %= x.ndim
+    n = x.shape[dim]
+    start, _, _ = slice(start, end, step).indices(n)
+    if step == 1:
+        return t.narrow(x, dim, start, t.shape[dim])
+    if n % step == 0 and start < step and t.shape[dim] == n // step:
+        paired = t.reshape(x, (*x.shape[:dim], n // step, step, *x.shape[dim + 1 :]))
+        return t.reshape(t.narrow(paired, dim + 1, start, 1), t.shape)
+    t.freeze(x, [dim], f"every {_ordinal(step)} entry is taken ({t.here})")
+    labels = [PINNED if d == dim else ("lead", d) for d in range(x.ndim)]
+    return t.multilinear([[(x, labels)]], labels)
+
+
+def _ordinal(n: int) -> str:
+    """2nd, 3rd, 4th, 11th, 21st."""
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    return f"{n}{'th' if 10 <= n % 100 <= 20 else ends.get(n % 10, 'th')}"
+
+
+@rule(
+    "aten.pad",
+    "aten.constant_pad_nd",
+    "aten.reflection_pad1d",
+    "aten.reflection_pad2d",
+    "aten.replication_pad2d",
+    "aten.replication_pad1d",
+)
+def pad(t: GraphBuilder, x: Value, pads: Sequence[int], mode: Any = "constant", value: float | None = None) -> Value:
+    assert t.call is not None
+    constant = mode == "constant" or not isinstance(mode, str)
+    if not isinstance(mode, str):  # constant_pad_nd(x, pads, value)
+        value = mode
+    if t.call.op.startswith(("aten.reflection", "aten.replication")):
+        constant = False
+    touched = [x.ndim - 1 - i // 2 for i in range(0, len(pads), 2) if pads[i] or pads[i + 1]]
+    for d in touched:
+        before, after = pads[2 * (x.ndim - 1 - d)], pads[2 * (x.ndim - 1 - d) + 1]
+        x = (
+            _pad_axis(t, x, d, before, after, float(value or 0))
+            if constant
+            else _pin_axis(t, x, d, x.shape[d] + before + after)
+        )
+    return x
+
+
+def _pad_axis(t: GraphBuilder, x: Value, dim: int, before: int, after: int, value: float) -> Value:
+    """Constant padding lays uniform blocks beside the axis; they are free to move among themselves."""
+    start, length = max(-before, 0), x.shape[dim] + min(before, 0) + min(after, 0)
+    x = t.narrow(x, dim, start, length)
+    blocks = [
+        t.uniform((*x.shape[:dim], n, *x.shape[dim + 1 :]), zero=value == 0) if n > 0 else None for n in (before, after)
+    ]
+    return t.concat([b for b in (blocks[0], x, blocks[1]) if b is not None], dim)
+
+
+def _pin_axis(t: GraphBuilder, x: Value, dim: int, size: int) -> Value:
+    labels = [PINNED if d == dim else ("lead", d) for d in range(x.ndim)]
+    shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+    return t.multilinear([[(x, labels)]], labels, shape)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rules for tensors made on the spot: filled with one number they are alike along every axis, else constants.
+
+
+@rule("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.zero", "aten.zero_")
+def zeros(t: GraphBuilder, *_: Any, **__: Any) -> Value:
+    return t.uniform(t.shape, zero=True)
+
+
+@rule(
+    "aten.ones",
+    "aten.ones_like",
+    "aten.new_ones",
+    "aten.full",
+    "aten.full_like",
+    "aten.new_full",
+    "aten.fill",
+    "aten.fill_",
+)
+def full(t: GraphBuilder, *_: Any, **__: Any) -> Value:
+    return t.uniform(t.shape)
+
+
+@rule(
+    "aten.empty", "aten.empty_like", "aten.new_empty", "aten.arange", "aten.eye", "aten.linspace", "aten.scalar_tensor"
+)
+def constant(t: GraphBuilder, *_: Any, **__: Any) -> Value:
+    return t.fixed(t.shape, "it meets a constant")
+
+
+@rule(
+    "aten._assert_tensor_metadata",
+    "aten._assert_async",
+    "aten.sym_size",
+    "aten.size",
+    "aten.sym_numel",
+    "aten._assert_scalar",
+)
+def nothing(t: GraphBuilder, *_: Any, **__: Any) -> None:
+    return None
+
+
+for _rule in (zeros, full):
+    _rule.creates = True  # type: ignore[attr-defined]  # these are run although no tensor goes in

@@ -4,7 +4,6 @@ One program holds one tile of K and walks through all channels, so that nothing 
 diagonal are the mirror image of those above it.
 """
 
-# The bodies of the kernels are compiled by triton and are no Python to a type checker.
 # pyrefly: ignore-errors
 from __future__ import annotations
 

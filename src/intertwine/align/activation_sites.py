@@ -1,0 +1,251 @@
+"""Run two networks side by side, call by call, on the same inputs, and choose the activation sites: which activations
+are used to match each wire (after or before nonlinearities).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from intertwine.data.batches import Call as Arguments
+from intertwine.data.batches import Fingerprint, Hasher, calls, on_device_of, samples_of
+from intertwine.data.layers import evaluating
+from intertwine.errors import InputError, MismatchError
+from intertwine.graph.capture import capture
+from intertwine.graph.constraints import Constraint, PointwiseRule, Value
+from intertwine.graph.model import copy_module
+from intertwine.graph.program import Call, Program, Ref
+from intertwine.graph.runner import ProgramRunner
+from intertwine.symmetry.discover import Discovery
+from intertwine.symmetry.geometry import Layout
+from intertwine.symmetry.symmetry import Symmetry, from_program
+
+# ----------------------------------------------------------------------------------------------------
+# Hidden tensors of two networks, side by side: the captured program runs on both, call by call, on the same inputs.
+#
+# A program has the shapes of its inputs in it, so the network is captured again for every new shape of a batch. What a
+# network computes with functions, or in a module that is called twice, is seen just as the outputs of modules are.
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedForward:
+    """The forward on batches of one shape: its program, and which strands stand on the axes of what it computes."""
+
+    discovery: Discovery
+
+    @property
+    def program(self) -> Program:
+        return self.discovery.graph.program
+
+    @cached_property
+    def from_data(self) -> frozenset[str]:
+        """Names of what depends on the inputs; weights that are only reshaped or normalised do not."""
+        names = {source.name for source in self.program.sources if source.kind == "input"}
+        for call in self.program.calls:
+            if call.reads & names:
+                names.add(call.name)
+        return frozenset(names)
+
+    @cached_property
+    def layouts(self) -> Mapping[int, Layout]:
+        """Position of a call → the layout of its result, for every new tensor of features on which a strand acts."""
+        found: dict[int, Layout] = {}
+        seen: set[int] = set()
+        for position, call in enumerate(self.program.calls):
+            value = self.value(call.name)
+            if value is None or call.name not in self.from_data or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if value.floating and self.discovery.predicts(value):
+                layout = self.discovery.layout(value)
+                if any(True for _ in layout.leaves()):
+                    found[position] = layout
+        return found
+
+    def value(self, name: str) -> Value | None:
+        """The tensor of the graph behind a name."""
+        return self.discovery.graph.values.get(name)
+
+    @cached_property
+    def made_at(self) -> Mapping[int, int]:
+        """The identity of a tensor of the graph → the position of the call that made it."""
+        found: dict[int, int] = {}
+        for position, call in enumerate(self.program.calls):
+            found.setdefault(id(self.value(call.name)), position)
+        return found
+
+
+@runtime_checkable
+class CallListener(Protocol):
+    """What is told of every call: what the two networks read, by name, and what they made of it."""
+
+    def hear(
+        self,
+        captured: CapturedForward,
+        position: int,
+        read: tuple[Mapping[str, Any], Mapping[str, Any]],
+        a: Any,
+        b: Any,
+    ) -> None: ...
+
+
+def run_side_by_side(
+    symmetry: Symmetry, a: nn.Module, b: nn.Module, data: Any, listeners: Sequence[CallListener]
+) -> Fingerprint:
+    """Run both networks on all data, in evaluation mode, and tell the listeners of every call; the data is read once.
+
+    Args:
+        symmetry: of both networks. data: batches of (inputs, targets); both networks see each batch before the next.
+
+    Returns:
+        The fingerprint of the data.
+
+    Example:
+        >>> import torch, intertwine
+        >>> class Count:
+        ...     calls = 0
+        ...     def hear(self, captured, position, read, a, b):
+        ...         self.calls += torch.equal(a, b)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
+        >>> sym, count = intertwine.symmetry(model, torch.zeros(1, 3)), Count()
+        >>> run_side_by_side(sym, model, model, [(torch.randn(5, 3), None)], [count]).samples, count.calls > 0
+        (5, True)
+    """
+    b = _beside(a, b)
+    known: dict[Any, CapturedForward] = {}
+    hasher = Hasher()
+    with evaluating(a):
+        for call in calls(data):
+            if not samples_of(call):
+                continue
+            hasher.add(call)
+            inputs = [on_device_of(call, model) for model in (a, b)]
+            key = _shape_of(inputs[0])
+            if key not in known:
+                known[key] = _captured(symmetry, a, inputs[0])
+            _run(known[key], (a, b), inputs, listeners)
+    if not hasher.samples:
+        raise InputError(
+            "The data holds no samples, so there are no features to compare. Pass at least one batch (inputs, "
+            "targets); a generator can be read only once, so pass a list or a DataLoader where data is needed twice."
+        )
+    return hasher.fingerprint
+
+
+def _beside(a: nn.Module, b: nn.Module) -> nn.Module:
+    """b on the device of a; a copy where it lies elsewhere."""
+    devices = [next((t.device for t in [*m.parameters(), *m.buffers()]), None) for m in (a, b)]
+    return b if devices[0] == devices[1] else copy_module(b).to(devices[0])
+
+
+def _shape_of(call: Arguments) -> Any:
+    leaves, structure = tree_flatten(call)
+    return structure, tuple((v.shape, v.dtype) if isinstance(v, Tensor) else repr(v) for v in leaves)
+
+
+def _captured(symmetry: Symmetry, model: nn.Module, call: Arguments) -> CapturedForward:
+    args, kwargs = call
+    found = from_program(capture(model, args, kwargs), symmetry.continuous, symmetry._distrusted)
+    if found.signature != symmetry.signature:
+        shapes = [tuple(v.shape) for v in tree_flatten(call)[0] if isinstance(v, Tensor)]
+        raise MismatchError(
+            f"On a batch of shapes {shapes}, in evaluation mode, the network has another symmetry than on the example "
+            "inputs, so its features cannot be told apart by wires. Put both networks in evaluation mode before "
+            "(model.eval()), and pass example inputs like those of the data."
+        )
+    return CapturedForward(found._discovery)
+
+
+def _run(
+    captured: CapturedForward,
+    models: tuple[nn.Module, nn.Module],
+    inputs: Sequence[Arguments],
+    listeners: Sequence[CallListener],
+) -> None:
+    runners = [ProgramRunner(captured.program, m, call, exact=False) for m, call in zip(models, inputs, strict=True)]
+    for position, call in enumerate(captured.program.calls):
+        try:
+            made = [runner.evaluate(position, runner.values) for runner in runners]
+        except RuntimeError as error:
+            raise InputError(
+                f"The networks could not be run on a batch of the data: {call.op} raised {error}. Pass inputs that the "
+                "networks themselves accept."
+            ) from error
+        for listener in listeners:
+            listener.hear(captured, position, (runners[0].values, runners[1].values), *made)
+        for runner, result in zip(runners, made, strict=True):
+            runner.values[call.name] = result
+            runner.forget(position)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Carriers: which hidden tensors speak for which strand when features are compared.
+#
+# After nonlinearities ("post", the default): the results of elementwise functions that bend (ReLU, GELU, PReLU) and of
+# products of two features (gates). Before them ("pre"): what those functions read. A strand that meets no nonlinearity,
+# such as the stream of a transformer, is judged by every hidden tensor that carries it.
+
+
+#: Nonlinear functions of several tensors, entry by entry.
+GATES = frozenset({"prelu", "_prelu_kernel", "glu", "maximum", "minimum", "fmax", "fmin"})
+SIDES = ("post", "pre")
+
+
+def activation_sites(captured: CapturedForward, at: str) -> Mapping[int, tuple[int, ...]]:
+    """Strand → positions of the calls whose results speak for it."""
+    if at not in SIDES:
+        raise InputError(
+            f"at={at!r} was asked for; features are taken 'post' (after nonlinearities) or 'pre' (before)."
+        )
+    chosen = _beside_nonlinearities(captured, at)
+    every: dict[int, list[int]] = {}
+    for position, layout in captured.layouts.items():
+        for strand in dict.fromkeys(leaf.strand for leaf in layout.leaves()):
+            every.setdefault(strand, []).append(position)
+    return {s: tuple(p for p in places if p in chosen) or tuple(places) for s, places in every.items()}
+
+
+def _beside_nonlinearities(captured: CapturedForward, at: str) -> set[int]:
+    bends = _bending(captured)
+    found: set[int] = set()
+    for position, call in enumerate(captured.program.calls):
+        if call.name not in bends and not _is_gate(call, captured):
+            continue
+        if at == "post":
+            found.add(position)
+            continue
+        for name in call.reads & captured.from_data:
+            value = captured.value(name)
+            found |= {captured.made_at[id(value)]} if id(value) in captured.made_at else set()
+    return found
+
+
+def _bending(captured: CapturedForward) -> set[str]:
+    """Names of the calls that apply a function of one number that is no straight line."""
+    found = set()
+    for meeting in captured.discovery.graph.tape.meetings:
+        if isinstance(meeting, Constraint) and meeting.call is not None:
+            laws = [law for law in meeting.laws.values() if isinstance(law, PointwiseRule)]
+            if laws and _bends(laws[0]):
+                found.add(meeting.call.name)
+    return found
+
+
+def _bends(law: PointwiseRule) -> bool:
+    points = torch.linspace(-3, 3, 25, dtype=torch.float64)
+    values = law.fn(points).double()
+    steps = values.diff()
+    return not bool((steps.diff().abs() <= 1e-9 * (1 + values.abs().max())).all())
+
+
+def _is_gate(call: Call, captured: CapturedForward) -> bool:
+    name = call.op.removeprefix("aten.").split(".")[0].removesuffix("_")
+    if name == "mul" or name == "__imul__":
+        return sum(isinstance(v, Ref) and v.name in captured.from_data for v in call.args) > 1
+    return name in GATES

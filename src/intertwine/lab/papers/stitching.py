@@ -1,0 +1,298 @@
+"""Kind "stitching": every pair stitched at every place by every family (Godfrey et al. 2022, Csiszarik et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from intertwine.errors import InputError, did_you_mean
+from intertwine.lab.papers import stitching_figures as figures
+from intertwine.lab.papers import stitching_numbers as readings
+from intertwine.lab.papers.plan import ExperimentKind, ExperimentPlan, Numbers, Row
+from intertwine.lab.papers.stitching_numbers import NUMBERS
+from intertwine.lab.papers.work import NetworkPair, Work
+from intertwine.lab.zoo.augment import TrainingBatches
+from intertwine.lab.zoo.datasets.dataset import Dataset
+from intertwine.lab.zoo.recipe import Recipe
+from intertwine.lab.zoo.recipe import recipe as find_recipe
+from intertwine.measure.measure import find
+from intertwine.stitch.collection import Stitches
+from intertwine.stitch.families.base import MapFamily
+from intertwine.stitch.families.linear import Sparse
+from intertwine.stitch.families.names import find_family
+from intertwine.stitch.families.permutations import Birkhoff
+from intertwine.stitch.interpolation import along
+from intertwine.stitch.network import StitchedNetwork
+from intertwine.stitch.result import Stitch, sparsity
+from intertwine.stitch.stitch import cross_validate, split_samples, stitches
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# ----------------------------------------------------------------------------------------------------
+# The forms of the stitching figures: how each is drawn, and what its numbers are.
+
+
+@dataclass(frozen=True)
+class FigureForm:
+    """Both get the plan as plain data, and the rows."""
+
+    numbers: Callable[[Mapping[str, Any], Sequence[Row]], Numbers]
+    draw: Callable[[Mapping[str, Any], Sequence[Row]], Any]
+
+
+FORMS: Mapping[str, FigureForm] = {
+    "penalties": FigureForm(readings.penalties, figures.penalties),
+    "slopes": FigureForm(readings.slopes, figures.slopes),
+    "histograms": FigureForm(readings.histograms, figures.histograms),
+    "sparsity": FigureForm(readings.sparsity, figures.sparsity),
+    "layers": FigureForm(readings.layers, figures.layers),
+    "averages": FigureForm(readings.averages, figures.averages),
+    "several": FigureForm(readings.several, figures.several),
+    "groups": FigureForm(readings.groups, figures.groups),
+    "fronts": FigureForm(readings.groups, figures.fronts),
+    "ranks": FigureForm(readings.layers, figures.ranks),
+    "starts": FigureForm(readings.starts, figures.starts),
+    "iterations": FigureForm(readings.iterations, figures.iterations),
+    "lines": FigureForm(readings.lines, figures.lines),
+}
+
+
+def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
+    """What the rows say, in the unit of the printed numbers."""
+    return FORMS[plan["settings"]["form"]].numbers(plan, rows)
+
+
+def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
+    """The figure in the paper's form."""
+    return FORMS[plan["settings"]["form"]].draw(plan, rows)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a plan says of its stitches: the table [stitching].
+
+
+@dataclass(frozen=True)
+class StitchingSettings:
+    """What is stitched. `families` are trained, those of `direct` fitted in closed form.
+
+    Attributes:
+        form: of the figure and of its numbers, see `forms`. what: the number, or the numbers, of a stitch it shows.
+        at: what a place is called in the figure → the place.
+        batches: the zoo recipe whose batch size and augmentation the training has.
+        variants, options: settings of `intertwine.stitch.training` that change the recipe.
+        seeds: random starts in one run. orders: runs with other data orders and other seeds.
+        threshold: entries up to it count as zero. matrices: those of the first pair are kept in the rows.
+        alphas: of relu:birkhoff, one chosen by cross-validation after `trial_epochs` of each.
+        cka_images: test images on which stitched and own features are compared; 0 compares none.
+        line: points on the line between any two stitches of one place; 0 draws none. good: lines are drawn between
+            stitches that reach this share of the back network's accuracy.
+    """
+
+    form: str
+    what: str | list[str]
+    at: Mapping[str, str]
+    recipe: str
+    batches: str
+    families: list[str] = field(default_factory=list)
+    direct: list[str] = field(default_factory=list)
+    variants: list[dict[str, Any]] = field(default_factory=lambda: [{}])
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = 1
+    orders: int = 1
+    skip: str | None = None
+    threshold: float = 1e-3
+    alphas: list[float] = field(default_factory=list)
+    trial_epochs: int = 5
+    matrices: bool = False
+    cka_images: int = 0
+    line: int = 0
+    good: float = 0.8
+
+    def check(self, plan: ExperimentPlan, file: str) -> None:
+        """Raise an `InputError` where the table cannot be carried out."""
+        if self.form not in FORMS:
+            raise InputError(f"{file}: the form is {self.form!r}; there are {', '.join(FORMS)}.")
+        for name in [self.what] if isinstance(self.what, str) else self.what:
+            if name not in NUMBERS:
+                raise InputError(
+                    f"{file}: {name!r} is to be shown. {did_you_mean(name, NUMBERS)}Numbers of a stitch are "
+                    f"{', '.join(NUMBERS)}."
+                )
+        if not (self.families or self.direct or self.alphas):
+            raise InputError(
+                f"{file}: [stitching] has neither families, nor direct, nor alphas, so nothing is stitched."
+            )
+
+
+# ----------------------------------------------------------------------------------------------------
+# How like the stitched features are to the back network's own: CKA with positions or whole images as samples.
+
+
+def likeness(stitch: Stitch, data: Dataset, images: int) -> Row:
+    """Biased linear CKA of the features behind the map and those they stand for, on the first test images.
+
+    The baselines of paper 1 take an image as one sample, with all channels at all positions as its features; least
+    squares takes every position as a sample.
+    """
+    if not isinstance(stitch.model, StitchedNetwork):
+        raise TypeError(f"A stitched network was expected; found {type(stitch.model).__name__}.")
+    splice, cut = stitch.model.splice, stitch.model.number
+    call = (data.inputs(data.test_images[:images]),), {}
+    with splice.running(), torch.no_grad():
+        (arrived,) = splice.front(call, [cut])
+        moved, own = stitch.map(arrived.rows), splice.targets(call)[cut]
+    cka = find("linear_cka_biased")
+    return {
+        "cka_images": cka(moved.flatten(1), own.flatten(1)).value,
+        "cka_positions": cka(moved.flatten(0, -2), own.flatten(0, -2)).value,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------
+# The work behind a stitching figure: every pair is stitched at every place, by every family, one row per stitch.
+
+
+#: Images in a batch where nothing is trained.
+LARGE = 1000
+
+
+def run(work: Work) -> list[Row]:
+    """The rows of all pairs."""
+
+    def matrices(pair: NetworkPair) -> bool:
+        return work.plan.settings.matrices and pair.number == 0
+
+    def find(pair: NetworkPair, folder: Path) -> Iterator[Row]:
+        models = work.network(pair.front), work.network(pair.back)
+        yield from PairStitches(work.plan.settings, models, work.placed, folder, matrices(pair)).rows()
+
+    return work.per_pair(find, lambda pair: {"matrices": matrices(pair)})
+
+
+@dataclass(frozen=True)
+class PairStitches:
+    """Everything that a plan asks of one pair. `matrices`: whether they are kept in the rows."""
+
+    asked: StitchingSettings
+    models: tuple[nn.Module, nn.Module]
+    data: Dataset
+    folder: Path
+    matrices: bool
+
+    def rows(self) -> Iterator[Row]:
+        """Trained in every order, fitted directly, and chosen by cross-validation."""
+        for order in range(self.asked.orders if self.asked.families else 0):
+            yield from self._trained(order)
+        if self.asked.direct:
+            found = stitches(
+                *self.models, self.places, self._families(self.asked.direct), fit="direct",
+                data=self.data.batches("train", LARGE), **self.shared,
+            )  # fmt: skip
+            yield from self._rows(found, {})
+        if self.asked.alphas:
+            yield from self._chosen()
+
+    @cached_property
+    def places(self) -> list[str]:
+        return list(self.asked.at.values())
+
+    @cached_property
+    def how(self) -> Recipe:
+        """Batches and augmentation."""
+        return find_recipe(self.asked.batches)
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What all fits are given."""
+        return {
+            "direct_data": self.data.batches("train", LARGE), "test": self.data.batches("test", LARGE),
+            "recipe": self.asked.recipe, "skip": self.asked.skip, **self.asked.options,
+        }  # fmt: skip
+
+    def _trained(self, order: int) -> Iterator[Row]:
+        seeds = range(order * self.asked.seeds, (order + 1) * self.asked.seeds)
+        found = stitches(
+            *self.models, self.places, self._families(self.asked.families), fit="task", seeds=seeds,
+            data=TrainingBatches(self.data, self.how, order), variants=self.asked.variants,
+            out=self.folder / f"order{order}", **self.shared,
+        )  # fmt: skip
+        yield from self._rows(found, {"order": order})
+        if self.asked.line:
+            yield from self._lines(found)
+
+    def _families(self, names: Sequence[str]) -> list[MapFamily]:
+        """The families of these names; a sparse one ends with entries up to the plan's threshold at zero."""
+        found = map(find_family, names)
+        return [
+            replace(one, threshold=float(self.asked.threshold)) if isinstance(one, Sparse) else one for one in found
+        ]
+
+    def _chosen(self) -> Iterator[Row]:
+        """G_ReLU with α by cross-validation: tried on 80 % of the training images, chosen by the others."""
+        data = self.data
+        first, second = (part.to(data.labels.device) for part in split_samples(len(data.labels), 0.8, seed=0))
+        one, two = ((data.images[some], data.labels[some]) for some in (first, second))
+        cut = Dataset.of(f"{data.name}, split", one, two, data.mean, data.std, data.classes)
+        choices = cross_validate(
+            *self.models, self.places, [Birkhoff(alpha=float(alpha), head_start=0.0) for alpha in self.asked.alphas],
+            data=TrainingBatches(data, self.how), parts=(TrainingBatches(cut, self.how), cut.batches("test", LARGE)),
+            trial={"epochs": self.asked.trial_epochs}, out=self.folder / "chosen", **self.shared,
+        )  # fmt: skip
+        for choice in choices:
+            about = {"alpha": self.asked.alphas[choice.chosen], "held_back": list(choice.accuracies)}
+            yield from self._rows(Stitches([choice.stitch]), about)
+
+    def _rows(self, found: Stitches, about: Row) -> Iterator[Row]:
+        """One row per stitch; histories where features were traced, matrices where they are kept."""
+        for stitch, row in zip(found, found.to_rows(), strict=True):
+            row |= about | {"label": self._label(stitch), "variant": _variant(row, self.asked.variants)}
+            row["sparsity"] = sparsity(stitch.matrix, self.asked.threshold)
+            if row.get("trace_every"):
+                row["history"] = stitch.to_dict()["history"]
+            if self.matrices:
+                row["matrix"] = [[round(value, 5) for value in line] for line in stitch.matrix.tolist()]
+            if self.asked.cka_images:
+                row |= likeness(stitch, self.data, self.asked.cka_images)
+            yield row
+
+    def _lines(self, found: Stitches) -> Iterator[Row]:
+        """Between any two good stitches of one place: relative accuracies from the one to the other."""
+        good = [one for one in found if (one.relative_accuracy or 0.0) >= self.asked.good]
+        for one, two in combinations(good, 2):
+            if one.place == two.place:
+                between = along(one, two, self.data.batches("test", LARGE), self.asked.line)
+                yield {
+                    "label": self._label(one), "family": one.family, "fit": "line", "skip": one.cut.skip,
+                    "seeds": [one.settings["seed"], two.settings["seed"]], "shares": list(between.shares),
+                    "line": list(between.relative_accuracy), "lowest": between.lowest,
+                }  # fmt: skip
+
+    def _label(self, stitch: Stitch) -> str:
+        return next(label for label, place in self.asked.at.items() if place == stitch.cut.back)
+
+
+def _variant(row: Row, variants: Sequence[Mapping[str, Any]]) -> str:
+    """The variant a row was made with, in words: that with the most settings, where several fit it.
+
+    >>> _variant({"rate": 0.1, "momentum": 0.9}, [{}, {"rate": 0.1}, {"rate": 0.1, "momentum": 0.9}])
+    'rate 0.1, momentum 0.9'
+    """
+    fitting = [one for one in variants if all(row.get(name) == value for name, value in one.items())]
+    best = max(fitting, key=len, default={})
+    return ", ".join(f"{name} {value}" for name, value in best.items())
+
+
+# ----------------------------------------------------------------------------------------------------
+# Stitching: what Godfrey et al. 2022 and Csiszárik et al. 2021 show of stitched networks.
+
+
+STITCHING = ExperimentKind(StitchingSettings, run, numbers, draw)

@@ -1,0 +1,198 @@
+"""`report.write`: the results of a study as one HTML file under ten megabytes that loads nothing from a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from intertwine.errors import InputError
+from intertwine.files import write_text
+from intertwine.lab.report.entries import Entry, Records, StudyResults, read
+from intertwine.lab.report.naming import Commands
+from intertwine.lab.report.outline import outline, wires_html
+from intertwine.lab.report.sections import (
+    COMPLEXITY,
+    LLFC,
+    STITCHING,
+    barriers,
+    dissection,
+    folding,
+    layerwise,
+    similarity,
+)
+from intertwine.lab.report.symmetry_sections import canonical_section, symmetry_section
+from intertwine.lab.report.symmetry_sections import networks as networks_section
+from intertwine.lab.report.tables import Failure, overview, provenance, summary, tables
+from intertwine.lab.report.views import PageSection
+from intertwine.lab.study.plan import Plan, plan_of
+from intertwine.lab.study.running import Study
+from intertwine.lab.study.store import Store
+from intertwine.lab.study.zoos import NetworkCache, zoo_folder
+from intertwine.lab.zoo.manifest import MANIFEST_FILE as MANIFEST
+from intertwine.lab.zoo.manifest import read_manifest
+from intertwine.symmetry.symmetry import symmetry
+
+# ----------------------------------------------------------------------------------------------------
+# `write_study`: one HTML file that holds everything, asks nothing of any network, and stays below ten megabytes.
+
+
+MOST_BYTES = 9_500_000
+MOST_MARKS, MOST_ROWS = 24_000, 60_000  # drawn per section, and listed
+#: The sections of the verbs, in the order of the page.
+SECTION_MAKERS: Mapping[str, Callable[[StudyResults, Commands, int], PageSection | None]] = {
+    "symmetry": symmetry_section,
+    "canonical": canonical_section,
+    "compare": similarity,
+    "barrier": barriers,
+    "connectivity": layerwise(LLFC),
+    "stitch": layerwise(STITCHING),
+    "fold": folding,
+    "complexity": layerwise(COMPLEXITY),
+    "dissect": dissection,
+}
+
+
+def write_study(
+    records: Records,
+    path: str | Path,
+    plan: Mapping[str, Any] | None = None,
+    networks: Mapping[str, str] | None = None,
+    failures: Sequence[Failure] = (),
+) -> Path:
+    """Write the report of a study.
+
+    Args:
+        records: a polars frame or records with the columns of a result store.
+        path: of the HTML file. plan: what was to run. failures: what `Store.errors()` gives.
+        networks: name → outline of its symmetry in HTML, as `intertwine.lab.report.outline.wires_html` makes it.
+
+    >>> import tempfile
+    >>> row = {"study": "mine", "verb": "fold", "a": "net", "quantity": "accuracy", "index": 0.5, "value": 0.9}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_study([row], folder + "/report.html").stat().st_size < 10_000_000
+    True
+    """
+    text = study_page(read(records), plan or {}, networks or {}, failures)
+    file = Path(path)
+    write_text(file, text)
+    return file
+
+
+def study_page(
+    results: StudyResults, plan: Mapping[str, Any], networks: Mapping[str, str], failures: Sequence[Failure]
+) -> str:
+    """The page; fewer pictures and rows are put on it until it is small enough."""
+    share, count = 1.0, len(results.entries)
+    while True:
+        rows = _evenly(results.entries, int(min(MOST_ROWS, count) * share))
+        text = _page(results, rows, int(min(MOST_MARKS, count) * share), plan, networks, failures)
+        size = len(text.encode())
+        if size <= MOST_BYTES:
+            return text
+        if share < 0.001:
+            raise InputError(
+                f"The report would be {size / 1e6:.0f} MB without its rows, and at most {MOST_BYTES / 1e6:.1f} MB "
+                "are allowed. The plan or the outlines of the networks are that large: give fewer."
+            )
+        share *= min(0.8, 0.9 * MOST_BYTES / size)
+
+
+def _evenly(entries: Sequence[Entry], most: int) -> list[Entry]:
+    """At most so many entries, spread over all of them."""
+    if len(entries) <= most:
+        return list(entries)
+    return [entries[i * len(entries) // most] for i in range(most)]
+
+
+def _page(
+    results: StudyResults,
+    rows: list[Entry],
+    marks: int,
+    plan: Mapping[str, Any],
+    networks: Mapping[str, str],
+    failures: Sequence[Failure],
+) -> str:
+    commands = Commands()
+    made = {"accuracy": networks_section(results, commands, networks)}
+    made |= {verb: maker(results, commands, marks) for verb, maker in SECTION_MAKERS.items()}
+    drawn = {verb: section for verb, section in made.items() if section is not None}
+    anchors = {verb: section.anchor for verb, section in drawn.items()}
+    listed = tables(rows, len(results.entries), commands)
+    sections = [
+        overview(results, failures, anchors),
+        *drawn.values(),
+        listed,
+        provenance(results.tasks, plan),
+        PageSection("commands", "Commands", commands.section()),  # last: by now all that link to them are written
+    ]
+    return _document(results.name or "Study", summary(results, failures), sections)
+
+
+def _document(heading: str, lead: str, sections: Sequence[PageSection]) -> str:
+    """The sections in an HTML page. Its policy forbids every request, and every script but our own."""
+    style, script = (
+        files("intertwine.lab.report").joinpath(name).read_text("utf-8") for name in ("study.css", "study.js")
+    )
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    links = "".join(f'<li><a href="#{s.anchor}">{escape(s.heading)}</a></li>' for s in sections)
+    body = "\n".join(
+        f'<section id="{s.anchor}" aria-labelledby="{s.anchor}-h"><h2 id="{s.anchor}-h">{escape(s.heading)}</h2>'
+        f"{s.body}</section>"
+        for s in sections
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(heading)}</title>\n'
+        f"<style>{style}</style>\n</head>\n<body>\n<header><h1>{escape(heading)}</h1>\n"
+        f'<p class="lead">{escape(lead)}</p></header>\n<nav aria-label="Sections"><ul>{links}</ul></nav>\n'
+        f"<main>\n{body}\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# `report.write`: the results of a study as one HTML file; from its folder, from what `study.run` gave, or a table.
+
+
+def write(results: Study | str | Path | Any, path: str | Path) -> Path:
+    """Write a report that opens from disk, without a network.
+
+    Args:
+        results: what `study.run` gave, the folder of a study, or a data frame of results. path: of the HTML file.
+
+    Raises:
+        InputError: the folder holds no study, or the file cannot be written.
+
+    Example:
+        >>> import tempfile, intertwine as it
+        >>> zoo = {"architecture": "mlp", "data": "digits", "seeds": "0:2", "epochs": 2}
+        >>> plan = {"name": "small", "zoos": {"z": zoo}, "parts": [{"verb": "accuracy"}]}
+        >>> folder = tempfile.mkdtemp()
+        >>> it.report.write(it.study.run(plan, out=folder + "/small"), folder + "/report.html").name
+        'report.html'
+    """
+    if not isinstance(results, Study | str | Path):
+        return write_study(results, path)
+    folder = results.folder if isinstance(results, Study) else Path(results)
+    store = Store.existing(folder)
+    networks = _networks(plan_of(store.plan), folder)
+    return write_study(store.frame(), path, plan=store.plan, networks=networks, failures=store.errors())
+
+
+def _networks(plan: Plan, folder: Path) -> dict[str, str]:
+    """The wires of every architecture; a zoo whose networks are no longer there is left out."""
+    found = {}
+    for name, zoo in plan.zoos.items():
+        place = zoo_folder(name, zoo, folder)
+        records = read_manifest(place).records if (place / MANIFEST).exists() else ()
+        if records:
+            bench = NetworkCache({name: str(place)})
+            network = bench.network(name, records[0].seed)
+            found[name] = wires_html(outline(symmetry(network, bench.example(name, network)).wires))
+    return found

@@ -1,1 +1,0 @@
-"""Triton kernels for stacks of networks on a GPU; imported only where triton is installed."""

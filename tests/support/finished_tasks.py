@@ -1,0 +1,67 @@
+"""What the tests of the result store share: finished tasks, a store for them, programs in their own processes."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from intertwine.lab.study.records import COLUMNS, FinishedTask, ResultRow
+from intertwine.lab.study.store import Store
+
+PLAN: dict[str, Any] = {"verb": "compare", "zoo": "digits"}
+SOURCE = Path(__file__).parents[2] / "src"
+MADE = {"version": "0.1", "torch": "2.13", "python": "3.11", "git": "abc", "command": "run", "made_at": "2026-01-01"}
+
+
+def task(key: str, *rows: ResultRow, error: str | None = None, **about: Any) -> FinishedTask:
+    """A finished task with little in it."""
+    return FinishedTask(key, {"verb": "compare", "zoo": "digits", **about}, rows, 0.5, 10.0, MADE, error)
+
+
+def one(key: str, value: float = 0.5) -> FinishedTask:
+    """A task that found one number."""
+    return task(key, ResultRow("cka", value))
+
+
+def opened(folder: Path) -> Store:
+    """The store that most tests are about."""
+    return Store(folder, "mine", PLAN)
+
+
+def files(folder: Path, part: str) -> list[str]:
+    """What lies in a part of the folder."""
+    return sorted(file.name for file in (folder / part).iterdir())
+
+
+def program(code: str, *arguments: str) -> dict[str, Any]:
+    """What starts a program in a process of its own, with `Store`, `FinishedTask`, `ResultRow`, `one` and `PLAN` at hand."""
+    start = f"""
+        import os, signal, sys
+        from intertwine.lab.study.store import Store
+        from intertwine.lab.study.records import COLUMNS, FinishedTask, ResultRow
+        PLAN = {PLAN!r}
+        def one(key): return Finished(key, {{'verb': 'compare'}}, (Row('cka', 0.5),), 0.5)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(start) + textwrap.dedent(code), *arguments]
+    return {"args": command, "env": {**os.environ, "PYTHONPATH": str(SOURCE)}}
+
+
+def run_script(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Such a program, run to its end."""
+    return subprocess.run(**program(code, *arguments), capture_output=True, text=True, check=False, timeout=120)
+
+
+def records_of(finished: FinishedTask, study: str) -> list[dict[str, Any]]:
+    """The rows of a task as the table of a study must show them, made in the plainest way."""
+    about = {name: finished.task.get(name) for name in ("verb", "zoo", "a", "b", "layer", "repeat")}
+    about |= {"study": study, "key": finished.key, "seconds": finished.seconds, "peak_mib": finished.peak_mib}
+    about |= {**finished.made, "options": json.dumps(finished.task.get("options") or {}, sort_keys=True)}
+    found = []
+    for row in finished.rows:
+        record = about | {name: value for name, value in asdict(row).items() if value is not None}
+        found.append({name: record.get(name) for name in COLUMNS})
+    return found
