@@ -1,5 +1,6 @@
 """Equivalence and fingerprints: found on the orbit, through noise too, and nowhere else."""
 
+import copy
 import itertools
 from collections.abc import Iterator
 from functools import cache
@@ -345,9 +346,9 @@ def test_copies_are_found(activation: object) -> None:
     }
     for family in found:
         assert family.fingerprint == it.fingerprint(models[family.first], symmetry=sym)
-        for copy in family.copies:
-            back = sym.act(copy.element, models[copy.name])
-            assert distance(sym, models[family.first], back) <= copy.difference < 3e-6
+        for found_copy in family.copies:
+            back = sym.act(found_copy.element, models[found_copy.name])
+            assert distance(sym, models[family.first], back) <= found_copy.difference < 3e-6
     assert found[0].to_dict()["copies"][0] == {"name": "again", "how": "identical", "difference": 0.0}
 
 
@@ -375,3 +376,13 @@ def test_trained_networks() -> None:
     models["noisy"] = noisy(sym.act(sym.random(2), models[a]), 1e-7)
     found = equivalence_classes(forms(sym, models))
     assert [(f.first, [c.name for c in f.copies]) for f in found] == [(a, ["noisy"]), (b, ["moved"])]
+
+
+def test_fingerprints_see_the_smallest_weight() -> None:
+    """Where nothing but order is free, weights are compared bit by bit: 1e-9 is not 2e-9, although 1 + 1e-9 is 1."""
+    one = nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 2)).eval()
+    two = copy.deepcopy(one)
+    with torch.no_grad():
+        one.get_parameter("0.weight")[0, 0], two.get_parameter("0.weight")[0, 0] = 1e-9, 2e-9
+    x = torch.zeros(1, 3)
+    assert it.fingerprint(one, x) != it.fingerprint(two, x)

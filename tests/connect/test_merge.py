@@ -324,3 +324,9 @@ def test_one_network_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = perceptrons(64, 16, 10)[:2]
     with pytest.raises(it.InputError, match=r"one Sequential was given. Put them into a list: merge\(\[a, b\], x\)"):
         merge(a, b, IMAGE)  # pyrefly: ignore
+
+
+def test_the_method_of_the_frame_is_in_the_result() -> None:
+    networks, x = [nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)) for _ in range(2)], torch.zeros(1, 3)
+    assert it.merge(networks, x).to_dict()["frame"]["method"] == "weights"
+    assert it.merge(networks, x, method="none").to_dict()["frame"] is None

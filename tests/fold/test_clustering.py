@@ -333,3 +333,14 @@ def test_zoo_networks_fold() -> None:
     model = zoo.build("tiny10").eval()
     folded = fold_activations(model, [torch.randn(4, 3, 32, 32)], widths=0.5)
     assert {w.share for w in folded.widths.values()} == {0.5}
+
+
+def test_clusters_far_apart_are_all_found_at_the_first_start() -> None:
+    """k-means++ draws by squared distance: with twelve tight clusters a start by chance would miss some."""
+    rng = np.random.default_rng(0)
+    centers = 100 * rng.standard_normal((12, 5))
+    truth = np.repeat(np.arange(12), 9)
+    rows = centers[truth] + 0.01 * rng.standard_normal((len(truth), 5))
+    for seed in range(5):
+        labels = kmeans_labels(rows, 12, seed, restarts=1)
+        assert len({(int(a), int(b)) for a, b in zip(truth, labels, strict=True)}) == 12

@@ -15,7 +15,7 @@ from intertwine.inspect.concepts import ConceptData, Labels, concept_data, read_
 from intertwine.inspect.dissect import SHARE, DissectionSettings, Maps, TopValues, dissect
 from intertwine.inspect.dissection import LEVEL, Dissection, draw_fractions
 from intertwine.inspect.rotation import rotation
-from intertwine.inspect.rotation_scan import rotation_scan
+from intertwine.inspect.rotation_scan import ALPHAS, rotation_scan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = (12, 12)
@@ -457,3 +457,16 @@ def test_bad_concepts_images_and_settings() -> None:
     top.add(torch.zeros(1, 4))
     with pytest.raises(InputError, match="over 10 values per unit was begun, but 4 came"):
         top.threshold()
+
+
+def test_maps_are_kept_as_long_as_they_fit() -> None:
+    model, x = nn.Conv2d(3, 4, 1), torch.randn(10, 3, 6, 6)
+    size = 4 * 10 * 4 * 6 * 6  # bytes in single precision
+    model = nn.Sequential(model)
+    assert Maps(model, "0", x, memory=size).keeps
+    assert not Maps(model, "0", x, memory=size - 1).keeps
+
+
+def test_scans_begin_at_the_basis_of_the_network() -> None:
+    assert ALPHAS[0] == 0.0
+    assert ALPHAS[-1] == 1.0

@@ -12,7 +12,7 @@ from torch import Tensor
 import intertwine as it
 from intertwine.errors import InputError, MismatchError
 from intertwine.measure import measure as registry
-from intertwine.measure.measure import CHANGES, Measure, Representation, Result, find
+from intertwine.measure.measure import CHANGES, Measure, Representation, Result, find, represent
 from intertwine.testing.measure import MeasureError, check_measure, random_representations
 
 # ----------------------------------------------------------------------------------------------------
@@ -257,3 +257,9 @@ def test_results_read_well() -> None:
     assert it.measure(x, x).to_dict() == plain
     assert float(it.measure(x, x)) == 1.0
     assert repr(check_measure("rv")).startswith("MeasureReport(rv: 6 laws hold; invariant to permutation, signs")
+
+
+def test_features_far_from_zero_are_centred_without_loss() -> None:
+    x = 1e5 + torch.randn(100, 4)
+    exact = x.double() - x.double().mean(0)
+    assert (represent(x, "x").centred - exact).abs().max() < 1e-6

@@ -13,10 +13,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import intertwine as it
-from intertwine.data.features import Features
+from intertwine.data.features import Features, features
 from intertwine.errors import InputError, MismatchError
 from intertwine.measure import compare as module
 from intertwine.measure.cca import span
+from intertwine.measure.compare import STREAMED
 from intertwine.measure.measure import Measure, Representation, Result, find
 from intertwine.measure.streaming import StreamingCKA, StreamingMoments
 
@@ -627,3 +628,13 @@ def test_inputs_of_another_size_are_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 1)).eval()
     with pytest.raises(MismatchError, match="'0' had 128 features in the batches before, and has 72 in this one"):
         it.compare(model, model, Endless(), ["0"], ["cca"], "flatten")
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_streamed_measures_are_the_measures(name: str) -> None:
+    a, b = (nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).eval() for _ in range(2))
+    x = torch.randn(50, 3)
+    data = [(part, torch.zeros(len(part))) for part in x.split(20)]
+    found = it.compare(a, b, data, layers=["1"], measures=(name,)).result("1", "1").value
+    (one, other) = (features(model, data, ["1"]).collect()["1"] for model in (a, b))
+    assert found == pytest.approx(it.measure(one, other, name).value, abs=1e-6)

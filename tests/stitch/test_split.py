@@ -22,6 +22,7 @@ from intertwine.lab.zoo.networks.transformers import gpt, vit
 from intertwine.stitch.direct import LinearMap
 from intertwine.stitch.network import BatchNormStatistics, PairBatchNormStatistics, StitchedNetwork
 from intertwine.stitch.split import SplitPair
+from intertwine.stitch.tracing import NoSampleAxis, number_for_one_size, sample_axis
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -697,3 +698,22 @@ def test_patterns_stand_for_the_same_places_of_both_networks() -> None:
     assert [cut.front for cut in splice.cuts] == [f"layer1.{i}.relu{j}" for i in range(3) for j in (1, 2)]
     with pytest.raises(MismatchError, match=r"stands for 3 places of the front and 1 of the back"):
         SplitPair(a, b, ("layer1.*", "layer1"), call)
+
+
+def test_norms_without_running_statistics_are_left_out() -> None:
+    kept, plain = nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False)
+    assert [name for name, _ in BatchNormStatistics(nn.Sequential(kept, plain)).named_buffers()] == ["0:mean", "0:var"]
+
+
+def test_a_number_known_for_one_batch_size_is_not_used_for_another() -> None:
+    number = number_for_one_size(7, 4)
+    assert number(4) == 7
+    with pytest.raises(InputError, match="known for 4 samples alone, but 5 were given"):
+        number(5)
+
+
+def test_what_depends_on_the_other_samples_has_no_axis_of_samples() -> None:
+    x, y = torch.randn(3), torch.randn(3)
+    for first, second in ((x, y), (y, x)):
+        with pytest.raises(NoSampleAxis, match="depends on the other samples"):
+            sample_axis(first, second, x)

@@ -21,7 +21,7 @@ from intertwine.stitch.families.permutations import Birkhoff
 from intertwine.stitch.fitting import FitResults, FittedMap
 from intertwine.stitch.network import BatchNormStatistics
 from intertwine.stitch.scores import StitchScores, TrainingTargets
-from intertwine.stitch.training import StitchSettings, apply_maps, recipe_settings
+from intertwine.stitch.training import CudaGraphStep, StitchSettings, apply_maps, recipe_settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -856,3 +856,18 @@ def test_001_C25_a_penalty_on_cka_lowers_it() -> None:
     )
     assert first == pytest.approx(1.0)
     assert low < kept - 0.05
+
+
+def test_a_recorded_step_takes_batches_of_its_own_kind_alone() -> None:
+    """A recording on a GPU is made for one shape; whether a batch fits is asked before it is replayed."""
+    step = CudaGraphStep(lambda call, targets: None, torch.device("cpu"))
+    step.held = [torch.zeros(4, 3), 2, torch.zeros(4)]
+    assert step._fits([torch.ones(4, 3), 2, torch.ones(4)])
+    others = (
+        [torch.ones(4, 3), 2],
+        [torch.ones(4, 3), 2, torch.ones(4), 1],
+        [torch.ones(3, 3), 2, torch.ones(3)],
+        [torch.ones(4, 3), 3, torch.ones(4)],
+        [torch.ones(4, 3), 2, torch.ones(4).long()],
+    )
+    assert not any(step._fits(other) for other in others)

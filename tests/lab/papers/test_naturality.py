@@ -12,7 +12,7 @@ from networks import Net, edited, parameter
 from torch import Tensor, nn
 
 import intertwine as it
-from intertwine.errors import MismatchError
+from intertwine.errors import InputError, MismatchError
 from intertwine.lab.papers.feature_duality import feature_classes, self_transformations
 from intertwine.lab.papers.linear_equivalence import linear_equivalence
 from intertwine.lab.papers.naturality import Arrow, Gap, Naturality, batches, naturality
@@ -489,3 +489,10 @@ def test_exact_twins_are_natural_in_the_numbers_they_have(kind: torch.dtype) -> 
     with torch.no_grad():
         weight.mul_(1 + 10 * found.tolerance * torch.randn(weight.shape).to(kind))
     assert not naturality(a, b, g, rows(), symmetry=sym).ok
+
+
+def test_a_batch_of_three_parts_is_not_guessed_at() -> None:
+    a = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    with pytest.raises(InputError, match="A batch is a tuple of 3, and which part of it the model takes is not clear"):
+        naturality(a, a, it.symmetry(a, x).identity(), [(x, x, x)])

@@ -21,11 +21,24 @@ from torch import nn
 import intertwine as it
 from intertwine.errors import InputError
 from intertwine.lab.report import page as page_module
-from intertwine.lab.report.charts import HEIGHT, LEFT, LETTER, RIGHT, TOP, WIDTH, Axes, frame_of, gather, line_chart
+from intertwine.lab.report.charts import (
+    HEIGHT,
+    LEFT,
+    LETTER,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axes,
+    Dot,
+    frame_of,
+    gather,
+    line_chart,
+)
 from intertwine.lab.report.entries import TaskRecord, read
 from intertwine.lab.report.naming import Commands, Names, duration
 from intertwine.lab.report.outline import frozen_reasons
 from intertwine.lab.report.page import study_page, write_study
+from intertwine.lab.report.sections import _told
 from intertwine.lab.report.svg import Scale, around, ticks
 from intertwine.lab.report.tables import _failures
 from intertwine.lab.study.records import COLUMNS, ResultRow
@@ -583,3 +596,14 @@ def test_a_heat_map_says_whose_layers_are_where() -> None:
     (axes, _) = found.plot(names=("A", "B")).axes
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("layers of A", "layers of B")
     assert found.plot().axes[0].get_ylabel() == "layers of the first network"
+
+
+def test_the_report_names_the_highest_and_the_lowest_pair() -> None:
+    cells = {("a", "b"): dot(0.2), ("a", "c"): dot(0.9), ("d", "c"): dot(None)}
+    assert _told(cells) == (
+        "Highest 0.9 at a × c, lowest 0.2 at a × b. 1 of 3 have no value; point at them for the reason."
+    )
+
+
+def dot(value: float | None) -> Dot:
+    return Dot(0.0, value, None, None, 1, None, ())

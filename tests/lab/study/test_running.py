@@ -23,6 +23,7 @@ from intertwine.lab.study.plan import Part, Plan, ZooPlan
 from intertwine.lab.study.plan import plan_of as read_plain
 from intertwine.lab.study.running import StudyProgress, run
 from intertwine.lab.study.store import Store
+from intertwine.lab.study.tasks import peak_mib
 from intertwine.lab.zoo.datasets.concepts import concept_images
 
 pytest.importorskip("polars")
@@ -379,3 +380,10 @@ def test_coloured_networks_are_dissected_by_drawn_pictures() -> None:
     assert "red" in concepts.names
     with pytest.raises(InputError, match=r"Strokes were to be found in concepts, whose images have 3 channels"):
         CONCEPTS["strokes"](data, None)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_most_memory_is_that_of_the_system() -> None:
+    status = Path("/proc/self/status").read_text()
+    most = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    assert peak_mib() == pytest.approx(most / 1024, rel=0.02)

@@ -439,3 +439,7 @@ def test_an_activation_must_give_a_module() -> None:
 def test_a_number_does_not_pass_for_a_switch() -> None:
     with pytest.raises(InputError, match=r"bias=1 was asked for, but bias is one of True, False, 'first'"):
         one_of("bias", 1, (True, False, "first"))
+
+
+def test_positions_of_gpt_begin_small() -> None:
+    assert 0.015 < float(it.zoo.build("gpt").get_parameter("positions").detach().std()) < 0.025
