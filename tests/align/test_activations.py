@@ -60,11 +60,11 @@ def test_insides_are_looked_into_where_there_are_few_pairs(monkeypatch: pytest.M
     base = next(s for s, strand in enumerate(strands) if strand.size == 3)
     fibres = [s for s, strand in enumerate(strands) if strand.bases == (base,)]
     module = import_module("intertwine.align.similarity")
-    moving = module.Moving(strands, frozenset(range(len(strands))))
+    moving = module.MovableStrands(strands, frozenset(range(len(strands))))
     assert len(fibres) == 2
     assert [moving.inside(s) for s in (base, *fibres)] == [fibres, [], []]
-    assert module.Moving(strands, frozenset({base, fibres[0]})).inside(base) == fibres[:1]
-    assert module.Moving(strands, frozenset(fibres)).inside(base) == [], "heads that stay have no order to look for"
+    assert module.MovableStrands(strands, frozenset({base, fibres[0]})).inside(base) == fibres[:1]
+    assert module.MovableStrands(strands, frozenset(fibres)).inside(base) == [], "heads that stay have no order to look for"
     monkeypatch.setattr(module, "MOST_PAIRS", 8)
     assert moving.inside(base) == []
 
