@@ -31,14 +31,14 @@ lint: $(VENV)/.installed-dev  ## check style, layout and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check
 
-format: $(VENV)/.installed-dev  ## lay the code out and mend what ruff can mend
+format: $(VENV)/.installed-dev  ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed-dev  ## measure everything this machine can (hours): make bench ONLY=fuzz,discovery PEERS=PYTHON
 	$(BIN)/python bench/all.py $(if $(ONLY),--only $(ONLY)) $(if $(PEERS),--peers $(PEERS))
 
-docs: $(VENV)/.installed-dev  ## write the generated pages again from the results at hand
+docs: $(VENV)/.installed-dev  ## regenerate the generated pages from the result files
 	$(BIN)/python bench/coverage.py --page
 	$(BIN)/python docs/activations.py
 	$(BIN)/python docs/measures.py
@@ -48,6 +48,7 @@ docs: $(VENV)/.installed-dev  ## write the generated pages again from the result
 	$(BIN)/python docs/folding_figures.py
 	$(BIN)/python docs/inspection_figures.py
 	$(BIN)/intertwine reproduce --draw experiments/results/sorensen-table1.paper.json --plot docs/images/thesis-table1.svg
+	$(BIN)/python docs/architecture_figure.py
 	$(BIN)/python docs/results.py
 	$(BIN)/python docs/benchmarks.py
 	$(BIN)/intertwine inspect examples/residual.py:net --svg docs/images/wires.svg

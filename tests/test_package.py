@@ -20,8 +20,7 @@ import torch
 
 import intertwine
 
-# ----------------------------------------------------------------------------------------------------
-# The rooms of the package import downward only, and the rooms of one floor never in a circle.
+# -- The rooms of the package import downward only, and the rooms of one floor never in a circle --
 
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -29,21 +28,21 @@ PACKAGE = "intertwine"
 
 # From the ground up. Rooms of one floor may use each other as long as no circle of rooms arises.
 FLOORS = (
-    {"errors", "files", "frames", "lazy_names", "reals", "shapes", "version"},
+    {"argument_types", "errors", "figures", "files", "lazy", "version"},
     {"graph"},
-    {"checkpoint", "symmetry"},
-    {"canonical", "features"},
+    {"symmetry"},
+    {"data", "checkpoints"},
+    {"canonical"},
     {"align", "connect", "measure", "stitch", "fold", "inspect"},
-    {"zoo", "models"},
-    {"study"},
-    {"report"},
-    {"reproduce"},
-    {"commands"},
+    {"testing"},
+    {"lab.zoo"},
+    {"lab.study", "lab.measure_benchmark"},
+    {"lab.report"},
+    {"lab.papers"},
     {"cli"},
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 ROOT = "__init__"  # the public names: reaches every room, and no room reaches back
-TESTING = "testing"  # the conformance suites: reach every room below study, and no room reaches them
 
 
 class Edge(NamedTuple):
@@ -56,8 +55,8 @@ class Edge(NamedTuple):
 
 def room_of(dotted: str) -> str:
     """The room of a dotted name: `intertwine.graph.rules.conv` is in graph, `intertwine.Symmetry` in the root."""
-    rooms = [part for part in dotted.split(".")[1:2] if part in FLOOR or part == TESTING]
-    return rooms[0] if rooms else ROOT
+    parts = dotted.split(".")[1:]
+    return next((room for room in (".".join(parts[:2]), *parts[:1]) if room in FLOOR), ROOT)
 
 
 def imported(node: ast.AST, package: list[str]) -> Iterator[str]:
@@ -91,11 +90,7 @@ def is_upward(edge: Edge) -> bool:
     """Whether an import breaks the order of the floors."""
     if edge.source == ROOT:
         return False
-    if edge.target in (ROOT, TESTING):
-        return True
-    if edge.source == TESTING:
-        return FLOOR[edge.target] >= FLOOR["study"]
-    return FLOOR[edge.target] > FLOOR[edge.source]
+    return edge.target == ROOT or FLOOR[edge.target] > FLOOR[edge.source]
 
 
 def all_edges() -> list[Edge]:
@@ -122,10 +117,12 @@ def test_rooms_form_no_circle() -> None:
 
 
 def test_every_room_has_a_floor() -> None:
-    entries = (SOURCE / PACKAGE).iterdir()
+    lab = SOURCE / PACKAGE / "lab"
+    entries = [entry for entry in (SOURCE / PACKAGE).iterdir() if entry != lab]
     rooms = {entry.stem for entry in entries if entry.suffix == ".py" or any(entry.rglob("*.py"))}
-    assert {ROOT, "errors", "graph", "symmetry", "cli"} <= rooms
-    assert rooms <= {ROOT, TESTING, *FLOOR}, "give the new room a floor in FLOORS"
+    rooms |= {f"lab.{entry.stem}" for entry in lab.iterdir() if any(entry.rglob("*.py"))}
+    assert {ROOT, "errors", "graph", "symmetry", "cli", "lab.zoo"} <= rooms
+    assert rooms <= {ROOT, *FLOOR}, "give the new room a floor in FLOORS"
 
 
 @pytest.mark.parametrize(
@@ -138,15 +135,15 @@ def test_every_room_has_a_floor() -> None:
         ("intertwine.graph.capture", "import intertwine.symmetry.wire", True),
         ("intertwine.graph.capture", "from intertwine import symmetry", True),
         ("intertwine.graph.capture", "from .. import align", True),
-        ("intertwine.graph.capture", "def f():\n    from ..zoo import build", True),
+        ("intertwine.graph.capture", "def f():\n    from ..lab.zoo import build", True),
         ("intertwine.graph.capture", "from intertwine import Symmetry", True),
         ("intertwine.graph.capture", "import intertwine", True),
         ("intertwine.connect.merge", "from intertwine.align import align", False),
         ("intertwine.canonical.sort", "from intertwine.align import align", True),
-        ("intertwine.testing.group", "from intertwine.zoo import build", False),
-        ("intertwine.testing.group", "from intertwine.study import run", True),
-        ("intertwine.cli", "from intertwine.report import write", False),
-        ("intertwine.cli", "from intertwine.testing import check_group", True),
+        ("intertwine.testing.group", "from intertwine.align.align import align", False),
+        ("intertwine.testing.group", "from intertwine.lab.zoo import build", True),
+        ("intertwine.cli", "from intertwine.lab.report import write", False),
+        ("intertwine.lab.zoo.folder", "from intertwine.lab import study", True),
     ],
 )
 def test_an_upward_import_is_seen(module: str, code: str, upward: bool) -> None:
@@ -154,8 +151,7 @@ def test_an_upward_import_is_seen(module: str, code: str, upward: bool) -> None:
     assert any(is_upward(edge) for edge in edges) is upward
 
 
-# ----------------------------------------------------------------------------------------------------
-# Optional packages stay optional: `import intertwine` loads none of them, and `intertwine --help` not even torch.
+# -- Optional packages stay optional: `import intertwine` loads none of them, and `intertwine --help` not even torch --
 
 
 OPTIONAL = {
@@ -214,14 +210,14 @@ def test_help_does_not_import_torch(command: list[str]) -> None:
 
 
 def test_a_network_of_the_users_own_loads_no_zoo() -> None:
-    done = run("-c", "import intertwine.cli.inspect")
+    done = run("-m", "intertwine.cli", "inspect", str(SOURCE.parent / "examples" / "residual.py") + ":net", "--json")
+    assert '"wires"' in done.stdout
     assert "intertwine" in packages(done)
     assert "triton" not in packages(done)
     assert "intertwine.lab.zoo.trainer" not in done.stderr
 
 
-# ----------------------------------------------------------------------------------------------------
-# Public names: few at the top, those of the contract among them, the same ones for type checkers and for users.
+# -- Public names: few at the top, those of the contract among them, the same ones for type checkers and for users --
 
 
 #: What docs and users may rely on, whatever is moved behind it.
@@ -231,7 +227,7 @@ CONTRACT = set(
     zoo study report""".split()
 )
 MOST = 40
-LAZY = ("intertwine", "intertwine.zoo", "intertwine.study", "intertwine.report")
+LAZY = ("intertwine", "intertwine.lab.zoo", "intertwine.lab.study", "intertwine.lab.report")
 
 
 def names_for_type_checkers(package: str) -> set[str]:
@@ -262,8 +258,7 @@ def test_a_name_that_is_not_there_is_said_as_python_says_it(package: str) -> Non
         import_module(package).nothing  # noqa: B018
 
 
-# ----------------------------------------------------------------------------------------------------
-# The suite's own safety nets are up: shape checking of the package, warnings as errors, fixed seeds.
+# -- The suite's own safety nets are up: shape checking of the package, warnings as errors, fixed seeds --
 
 
 WRONG = '''
@@ -307,8 +302,7 @@ def test_model_libraries_can_be_imported(library: str) -> None:
     __import__(library)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Every Python file of the project opens with a docstring that says what it is for.
+# -- Every Python file of the project opens with a docstring that says what it is for --
 
 
 ROOT_EVERY_FILE_SAYS_WHAT_IT_IS_FOR = Path(__file__).parents[1]

@@ -68,10 +68,11 @@ ROOMS = {"Studies": STUDY, "Commands": COMMANDS}
 
 HELD = (
     Held("planted copies of residual perceptrons that come back", "30 of 30", "tests/align/test_planted.py"),
-    *(Held(f"measures beside their oracles: {what}", "1e-6, 1e-10 in float64", f"tests/test_measure_{file}.py")
-      for what, file in (("CKA and kernels", "kernels"), ("CCA", "cca"), ("Procrustes", "procrustes"),
-                         ("all others", "others"))),
-    Held("networks trained together beside each alone, float64", "the same to rounding", "tests/lab/zoo/test_trainer.py"),
+    *(Held(f"measures beside their oracles: {what}", "1e-6, 1e-10 in float64", f"tests/measure/test_{file}.py")
+      for what, file in (("CKA and kernels", "cka"), ("CCA", "cca"), ("Procrustes", "procrustes"),
+                         ("all others", "distances"))),
+    Held("networks trained together beside each alone, float64", "the same to rounding",
+         "tests/lab/zoo/test_trainer.py"),
     Held("`--help` of every command, time of the processor beyond an empty Python", "< 0.25 s",
          "tests/cli/test_contract.py"),
 )  # fmt: skip

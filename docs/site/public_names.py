@@ -105,8 +105,8 @@ def rooms() -> dict[str, list[str]]:
 def further(room: str) -> list[tuple[str, str]]:
     """The names of a room that are imported from their own module, each with that module.
 
-    >>> further("models")
-    [('intertwine.fold.result', 'save_folded'), ('intertwine.fold.result', 'load_folded')]
+    >>> further("graph")
+    [('intertwine.graph.builder', 'GraphBuilder')]
     """
     return [(f"intertwine.{home}", name) for home, names in FURTHER.items() if _room(home) == room for name in names]
 

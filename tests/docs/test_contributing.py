@@ -1,4 +1,4 @@
-"""The worked examples of CONTRIBUTING.md: what is in the library reads as shown, the rest runs when put in its place.
+"""The worked examples (add a rule, a measure, a stitching family) read as the library does, or run when put in place.
 
 Files are put where the page says into a copy of the package, with nothing else changed, and their tests run there.
 """
@@ -16,7 +16,8 @@ import pytest
 from pages import DOCS
 
 ROOT = DOCS.parent
-PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGES = ("add-a-rule.md", "add-a-measure.md", "add-a-stitching-family.md")
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in PAGES)
 SHOWN = re.compile(r"From `([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", re.M | re.S)
 WHOLE = re.compile(r"(?<!From )`((?:src|tests)/[\w/]+\.py)`:\n\n```python\n(.*?)^```$", re.M | re.S)
 #: Run beside the tests of the page: the copy is what is imported, and both examples are known in it.
@@ -39,8 +40,12 @@ def copy(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for path, text in WHOLE.findall(PAGE):
         assert not (ROOT / path).exists(), f"{path} is in the library now: say 'From' on the page"
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")
+    registry = tmp_path / "src" / "intertwine" / "measure" / "measure.py"
+    listed = registry.read_text(encoding="utf-8")
+    assert listed.count("MODULES = (") == 1
+    registry.write_text(listed.replace("MODULES = (", 'MODULES = ("distance_correlation", '), encoding="utf-8")
     return tmp_path
 
 

@@ -41,8 +41,7 @@ from intertwine.stitch.families.names import families, find_family
 from intertwine.stitch.result import Stitch
 from intertwine.stitch.training import RECIPES, StitchSettings
 
-# ----------------------------------------------------------------------------------------------------
-# docs/alignment.md: its tables are what was measured, its example runs, its methods and options exist.
+# -- docs/alignment.md --
 
 
 PAGE = (DOCS / "alignment.md").read_text(encoding="utf-8")
@@ -85,8 +84,7 @@ def test_pictures_are_there() -> None:
         assert (DOCS / picture).is_file()
 
 
-# ----------------------------------------------------------------------------------------------------
-# docs/canonical.md: its tables are what the result files say, its examples run, its links lead somewhere.
+# -- docs/canonical.md --
 
 
 PAGE_CANONICAL_PAGE = (DOCS / "canonical.md").read_text(encoding="utf-8")
@@ -117,8 +115,7 @@ def test_the_links_lead_somewhere() -> None:
     assert [link for link in links if not (DOCS / link).exists()] == []
 
 
-# ----------------------------------------------------------------------------------------------------
-# docs/engine.md: its table of costs and its random networks are what the result files say.
+# -- docs/engine.md --
 
 
 PAGE_ENGINE_PAGE = (DOCS / "engine.md").read_text(encoding="utf-8")
@@ -133,8 +130,7 @@ def test_numbers_are_what_was_measured() -> None:
         assert results.written_engine(old) == PAGE_ENGINE_PAGE
 
 
-# ----------------------------------------------------------------------------------------------------
-# docs/folding.md: its tables are what was measured, its examples run, what it names exists, it can be drawn again.
+# -- docs/folding.md --
 
 
 PAGE_FOLDING_PAGE = (DOCS / "folding.md").read_text(encoding="utf-8")
@@ -272,8 +268,7 @@ def test_pictures_can_be_drawn_again_003_F17_F18_F19_F25(tmp_path: Path, monkeyp
     assert drawn == {path.name for path in (DOCS / "images").glob("folding_*")}
 
 
-# ----------------------------------------------------------------------------------------------------
-# docs/inspection.md: its tables are what was measured, its example runs, its claims hold in the kept rows.
+# -- docs/inspection.md --
 
 
 PAGE_INSPECTION_PAGE = (DOCS / "inspection.md").read_text(encoding="utf-8")
@@ -415,8 +410,7 @@ def test_the_published_reading_of_angles_does_not_end_at_q() -> None:
     assert abs(drawing.published_power(q, 0.0) - torch.eye(64).numpy()).max() < 1e-12
 
 
-# ----------------------------------------------------------------------------------------------------
-# docs/measures.md: its table is what the code declares, its examples run.
+# -- docs/measures.md --
 
 
 PAGE_MEASURES_PAGE = (DOCS / "measures.md").read_text(encoding="utf-8")
@@ -453,8 +447,7 @@ def test_the_files_it_names_are_there() -> None:
         assert (DOCS.parent / "src" / "intertwine" / path).exists()
 
 
-# ----------------------------------------------------------------------------------------------------
-# docs/stitching.md: its tables are what was measured, its example runs, its families and options exist.
+# -- docs/stitching.md --
 
 
 PAGE_STITCHING_PAGE = (DOCS / "stitching.md").read_text(encoding="utf-8")
@@ -505,8 +498,7 @@ def test_pictures_are_there_stitching_page() -> None:
         assert (DOCS / picture).is_file()
 
 
-# ----------------------------------------------------------------------------------------------------
-# docs/studies.md and the example plan: the example runs, every verb and option is named, the plan is a plan.
+# -- docs/studies.md and the example plan --
 
 
 PAGE_STUDIES_PAGE = (DOCS / "studies.md").read_text(encoding="utf-8")
@@ -548,8 +540,7 @@ def test_the_example_plan_has_all_verbs(tmp_path: Path) -> None:
     assert 20 < len(tasks) < 60
 
 
-# ----------------------------------------------------------------------------------------------------
-# docs/symmetry.md: its table is what the code finds, its examples run, its figure can be drawn, its links lead on.
+# -- docs/symmetry.md --
 
 
 PAGE_SYMMETRY_PAGE = (DOCS / "symmetry.md").read_text(encoding="utf-8")

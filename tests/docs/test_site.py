@@ -22,10 +22,7 @@ from intertwine.cli import main, parser
 from intertwine.graph import builder
 from intertwine.measure import measure as measures
 
-# ----------------------------------------------------------------------------------------------------
-# The site's pages: every command and public name is on one, what is filled in is what the code says, links lead on.
-#
-# The site itself is built by `make site`, which fails on warnings; that takes too long for every test run.
+# -- The site's pages --
 
 
 SITE = DOCS / "site"
@@ -110,11 +107,13 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     names = part("public_names")
     asked = [re.findall(r"^<!-- fill reference: (\w+) -->$", page.read_text("utf-8"), re.M) for page in PAGES]
     rooms = [room for found in asked for room in found]
-    assert sorted(rooms) == sorted({*names.rooms(), *(home.partition(".")[0] for home in names.FURTHER)})
+    homes = {home.removeprefix("lab.").partition(".")[0] for home in names.FURTHER}
+    assert sorted(rooms) == sorted(homes.union(names.rooms()))
     written = "\n".join(names.reference(room) for room in rooms)
     for name in intertwine._HOMES:
         assert len(re.findall(rf"^\.\. auto\w+:: intertwine::{name}$", written, re.M)) == 1, name
-    shown = ["zoo::train", "study::run", "report::write", "testing::check_measure", "align.alignment::Alignment"]
+    shown = ["lab.zoo::train", "lab.study::run", "lab.report::write"]
+    shown += ["testing::check_measure", "align.align::Alignment"]
     for name in [*shown, *(f"{home}::{name}" for home, found in names.FURTHER.items() for name in found)]:
         assert f":: intertwine.{name}\n" in written, name
     every = re.findall(r"^\.\. auto\w+:: (\S+)$", written, re.M)
@@ -191,10 +190,7 @@ def test_the_links_lead_somewhere(page: Path) -> None:
         assert "://" in target or (page.parent / target).exists(), target
 
 
-# ----------------------------------------------------------------------------------------------------
-# Every command that README, CONTRIBUTING and the pages show can be given: sub-command, arguments and options exist.
-#
-# Nothing is run here; the pages for newcomers are run by test_site_pages.py. Python blocks must compile.
+# -- Every command that README, CONTRIBUTING and the pages show can be given --
 
 
 ROOT = DOCS.parent
@@ -296,18 +292,15 @@ def test_a_missing_argument_is_seen() -> None:
 @each_page
 def test_scripts_and_targets_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for script in re.findall(r"(?:^|`|    )python ((?:bench|docs|examples|experiments)/\S+?\.py)", text, re.M):
-        assert (ROOT / script).is_file(), script
+    for named in re.findall(r"(?:^|`|    )python ((?:bench|docs|examples|experiments)/\S+?\.py)", text, re.M):
+        assert (ROOT / named).is_file(), named
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     shown = "\n".join([block for kind, block in FENCED.findall(text) if not kind])
     named = re.findall(r"^make ([a-z-]+)", shown, re.M) + re.findall(r"`make ([a-z-]+)", text)
     assert set(named) <= known, "a target that the Makefile lacks"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Every Python block and every command of the new pages runs, in the order in which a reader meets them.
-#
-# Blocks that are indented (installation, clusters) are for reading. A block that begins with a file's name is that file.
+# -- Every Python block and every command of the new pages runs, in the order in which a reader meets --
 
 
 BLOCK = re.compile(r"^```(python|)\n(.*?)^```$", re.M | re.S)
