@@ -54,7 +54,7 @@ def axes_of(symmetry: Symmetry, names: list[str]) -> Axes:
     for name in names:
         for axis, tree in enumerate(symmetry.layouts[name].axes):
             if isinstance(tree, WireAxis):
-                found.setdefault(tree.strand, []).append((name, axis))
+                found.setdefault(tree.wire, []).append((name, axis))
     return found
 
 

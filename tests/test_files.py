@@ -52,7 +52,9 @@ def test_many_processes_write_one_file(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_writer_left_is_no_hindrance(tmp_path: Path) -> None:
-    code = "import os, signal, sys; from intertwine.files import writing\nwith writing(sys.argv[1]) as part:\n"
+    code = (
+        "import os, signal, sys; from intertwine.files import atomic_write\nwith atomic_write(sys.argv[1]) as part:\n"
+    )
     code += "    part.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.txt")], check=False)
     assert done.returncode == -signal.SIGKILL

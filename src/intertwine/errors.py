@@ -30,14 +30,24 @@ class RuleError(IntertwineError, RuntimeError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The sentence that names what was probably meant, with a space behind it; empty where nothing is near.
+    """A sentence with the nearest known names and a space after it; empty if none is near.
 
-    Names that hold what was written come first, the shortest before the others.
+    Names that contain `name` come first, the shortest before the others.
 
     >>> did_you_mean("mirtle", ["mlp", "myrtle"]), did_you_mean("cka", ["cca", "linear_cka", "rbf_cka"])
-    ('Did you mean myrtle? ', 'Did you mean rbf_cka, linear_cka, cca? ')
+    ("Did you mean 'myrtle'? ", "Did you mean 'rbf_cka', 'linear_cka', 'cca'? ")
     """
     names = list(dict.fromkeys(known))
-    holding = sorted((one for one in names if len(name) > 1 and name in one), key=len)
-    near = list(dict.fromkeys([*holding, *get_close_matches(name, names, n=4, cutoff=0.5)]))[:SUGGESTED]
-    return f"Did you mean {', '.join(near)}? " if near else ""
+    containing = sorted((one for one in names if len(name) > 1 and name in one), key=len)
+    near = list(dict.fromkeys([*containing, *get_close_matches(name, names, n=4, cutoff=0.5)]))[:SUGGESTED]
+    return f"Did you mean {', '.join(map(repr, near))}? " if near else ""
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
+    """The message for a name that is not among the known ones.
+
+    >>> unknown_name("method", "wieghts", ["weights", "activations"])
+    "Unknown method 'wieghts'. Did you mean 'weights'? Choose one of: weights, activations."
+    """
+    names = list(known)
+    return f"Unknown {what} {name!r}. {did_you_mean(str(name), names)}Choose one of: {', '.join(names)}."

@@ -56,7 +56,7 @@ def assert_identity(sym: Symmetry, element: Element, *parts: str) -> None:
 
 
 def test_insides_are_looked_into_where_there_are_few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    strands = it.symmetry(heads(), torch.randn(2, 6, 5)).strands
+    strands = it.symmetry(heads(), torch.randn(2, 6, 5)).wire_specs
     base = next(s for s, strand in enumerate(strands) if strand.size == 3)
     fibres = [s for s, strand in enumerate(strands) if strand.bases == (base,)]
     module = import_module("intertwine.align.similarity")

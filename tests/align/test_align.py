@@ -241,7 +241,7 @@ def test_unlike_networks_are_refused() -> None:
 def test_unknown_method_wire_and_count() -> None:
     a, b = two("MLP with ReLU")
     sym = symmetry_of("MLP with ReLU")
-    with pytest.raises(it.InputError, match=r"no method 'weight'\. Did you mean weights\?"):
+    with pytest.raises(it.InputError, match=r"no method 'weight'\. Did you mean 'weights'\?"):
         align(a, b, symmetry=sym, method="weight")
     with pytest.raises(it.InputError, match=r"no wire 'z' to align\..*The wires: a, b\."):
         align(a, b, symmetry=sym, wires=["z"])

@@ -29,7 +29,7 @@ EVERYTHING = 10**6
 def commuting_of(sym: Symmetry, a: nn.Module, b: nn.Module, data: Any, samples: int = EVERYTHING) -> CommutativityCost:
     layers = SampledLayers(samples, torch.Generator().manual_seed(0))
     run_side_by_side(sym, a, b, data, [layers])
-    moving = MovableStrands(sym.strands, frozenset(range(len(sym.wires))))
+    moving = MovableStrands(sym.wire_specs, frozenset(range(len(sym.wires))))
     return CommutativityCost(sym, moving, layers.found.values(), (weights_of(sym, a), weights_of(sym, b)))
 
 

@@ -40,7 +40,7 @@ def relaxed(element: Element) -> RelaxedElement:
     for i, move in element.moves.items():
         weights = None if move.permutation is None else matrix_of(move.permutation)
         mixtures[i] = RelaxedMove(weights, None if move.scale is None else move.scale.log(), move.sign)
-    return RelaxedElement(element.strands, mixtures)
+    return RelaxedElement(element.wire_specs, mixtures)
 
 
 def check_at_corners(sym: Symmetry, model: nn.Module) -> None:
@@ -77,7 +77,9 @@ def test_between_corners_against_matrix_products() -> None:
     p, q = stochastic(5), stochastic(4, seed=1)
     logs, signs = torch.randn(2, 5).double(), torch.tensor([1.0, -1, 1, -1, 1]).double()
     found = mixed(
-        sym, RelaxedElement(sym.strands, {0: RelaxedMove(p, sign=signs[None]), 1: RelaxedMove(q)}), weights_of(sym, net)
+        sym,
+        RelaxedElement(sym.wire_specs, {0: RelaxedMove(p, sign=signs[None]), 1: RelaxedMove(q)}),
+        weights_of(sym, net),
     )
     d = torch.diag(signs)
     assert torch.allclose(found["a.weight"], p @ d @ net.a.weight)
@@ -86,7 +88,7 @@ def test_between_corners_against_matrix_products() -> None:
     assert torch.equal(found["c.bias"], net.c.bias)
     scaled = mlp(F.relu, (3, 5, 2)).double().requires_grad_(False)
     sym = it.symmetry(scaled, torch.zeros(1, 3).double())
-    found = mixed(sym, RelaxedElement(sym.strands, {0: RelaxedMove(p, log_scale=logs[:1])}), weights_of(sym, scaled))
+    found = mixed(sym, RelaxedElement(sym.wire_specs, {0: RelaxedMove(p, log_scale=logs[:1])}), weights_of(sym, scaled))
     d = torch.diag(logs[0].exp())
     assert torch.allclose(found["a.weight"], p @ d @ scaled.a.weight)
     assert torch.allclose(found["b.weight"], scaled.b.weight @ d.inverse() @ p.T)
@@ -103,10 +105,10 @@ def test_halfway_is_the_mean_of_two_corners(kind: str) -> None:
         ends = [actor.mixtures[s].weights for actor in (here, there)]
         if ends[0] is None or ends[1] is None:
             continue
-        both = RelaxedElement(sym.strands, {s: RelaxedMove((ends[0] + ends[1]) / 2)})
+        both = RelaxedElement(sym.wire_specs, {s: RelaxedMove((ends[0] + ends[1]) / 2)})
         tensors = [mixed(sym, actor, weights) for actor in (here, there, both)]
         for name, layout in sym.layouts.items():
-            if name in weights and sum(leaf.strand == s for leaf in layout.leaves()) <= 1:
+            if name in weights and sum(leaf.wire == s for leaf in layout.wire_axes()) <= 1:
                 x, y, z = (t[name] for t in tensors)
                 assert torch.allclose((x + y) / 2, z, rtol=1e-12, atol=1e-12)
                 checked += not torch.equal(x, y)
@@ -119,7 +121,7 @@ def test_slopes_reach_every_part() -> None:
     weights = weights_of(sym, net)
 
     def moved_weights(scores: Tensor, logs: Tensor) -> Tensor:
-        found = mixed(sym, RelaxedElement(sym.strands, {0: RelaxedMove(sinkhorn(scores), logs)}), weights)
+        found = mixed(sym, RelaxedElement(sym.wire_specs, {0: RelaxedMove(sinkhorn(scores), logs)}), weights)
         return torch.cat([x.flatten() for x in found.values()])
 
     scores, logs = torch.randn(3, 3).double().requires_grad_(True), torch.randn(1, 3).double().requires_grad_(True)

@@ -163,7 +163,7 @@ def test_what_is_refused() -> None:
     models = perceptrons(64, 16, 10)
     with pytest.raises(it.InputError, match="Two networks or more are needed to align them with each other; found 1"):
         align_many(models[:1], IMAGE)
-    with pytest.raises(it.InputError, match=r"no method 'weight'\. Did you mean weights"):
+    with pytest.raises(it.InputError, match=r"no method 'weight'\. Did you mean 'weights"):
         align_many(models, IMAGE, method="weight")
     with pytest.raises(it.InputError, match="a generator can be read once"):
         align_many(models, IMAGE, data=iter([]))

@@ -51,7 +51,7 @@ def test_they_follow_every_step(kind: str, short: int, monkeypatch: pytest.Monke
     check(pair)
     moved = 0
     for sweep in range(3):
-        for s, strand in enumerate(pair.strands[: len(pair.symmetry.wires)]):
+        for s, strand in enumerate(pair.wire_specs[: len(pair.symmetry.wires)]):
             moved += permutation_step(pair, s, signs=sweep == 1)
             check(pair)
             if strand.scales and sweep == 2:
@@ -85,7 +85,7 @@ def test_old_products_are_not_reordered_into_new_ones(monkeypatch: pytest.Monkey
     check(pair)
     assert permutation_step(pair, 0)
     before = tuple(pair.b)
-    pair.products.reordered(pair.places[1], torch.arange(pair.strands[1].size)[None], before)
+    pair.products.reordered(pair.places[1], torch.arange(pair.wire_specs[1].size)[None], before)
     check(pair)
 
 

@@ -105,9 +105,9 @@ def test_queries_that_share_a_key_are_ordered_by_what_they_ask() -> None:
         out = a.get_parameter("o.weight").unflatten(1, (6, 4))
         out[:, 1:] = out[:, :1].clone()
     sym = it.symmetry(a, IDS, continuous=True)
-    heads = next(i for i, s in enumerate(sym.strands) if s.permutes and not s.bases)
+    heads = next(i for i, s in enumerate(sym.wire_specs) if s.permutes and not s.bases)
     for seed in range(3):
-        shuffle = sym.random(seed).only(*(s.name for i, s in enumerate(sym.strands) if heads in (i, *s.bases)))
+        shuffle = sym.random(seed).only(*(s.name for i, s in enumerate(sym.wire_specs) if heads in (i, *s.bases)))
         weights = weights_of(sym, sym.folded(a)), weights_of(sym, sym.act(shuffle, a))
         pair = MatchingState(sym, *weights, range(len(sym.wires)))
         before = pair.objective
@@ -145,7 +145,7 @@ def test_rotary_transformers_come_back(name: str) -> None:
     pytest.importorskip("transformers")
     model, args, kwargs = next(e for e in catalogue.entries("transformers") if e.name == name).build()
     sym = it.symmetry(model, *args, continuous=True, **kwargs)
-    assert {s.matrix for s in sym.strands} == {"O", "GL", None}
+    assert {s.matrix for s in sym.wire_specs} == {"O", "GL", None}
     for method, parts in (("weights", ("matrix",)), ("scale-aware", ("matrix", "sign", "scale"))):
         g = permutations_of(sym.random(3), *parts)
         found = align(model, sym.act(g, model), symmetry=sym, method=method, starts=1)  # the first start is enough
@@ -162,7 +162,7 @@ def test_the_function_stays_and_the_reference_is_folded() -> None:
     assert gap(b, found.model, ids) < 1e-5
     assert all(bool((p == 1).all()) for n, p in found.reference.named_parameters() if "norm" in n)
     left, right = weights_of(sym, found.reference), weights_of(sym, found.model)
-    moved = [n for n, layout in sym.layouts.items() if any(True for _ in layout.leaves())]
+    moved = [n for n, layout in sym.layouts.items() if layout.moves]
     assert found.after == pytest.approx(sum(float((left[n] - right[n]).square().sum()) for n in moved), rel=1e-4)
     assert found.after < 0.8 * found.before
     by_start: dict[str, float] = {}
@@ -185,7 +185,7 @@ def test_matrices_do_better_than_permutations() -> None:
 
 def pairs(a: nn.Module, b: nn.Module, sym: Symmetry) -> list[tuple[Tensor, Tensor]]:
     left, right = weights_of(sym, a), weights_of(sym, b)
-    return [(left[n], right[n]) for n, layout in sym.layouts.items() if any(True for _ in layout.leaves())]
+    return [(left[n], right[n]) for n, layout in sym.layouts.items() if layout.moves]
 
 
 def test_only_some_wires_move() -> None:
@@ -343,9 +343,9 @@ def test_heads_are_matched_in_any_basis() -> None:
     torch.manual_seed(4)
     a, sym = network("gpt")
     b = shaken(copy.deepcopy(a))
-    heads = next(i for i, s in enumerate(sym.strands) if s.permutes and s.size == 4)
-    inner = [i for i, s in enumerate(sym.strands) if s.bases == (heads,)]
-    shuffle = sym.random(5).only(sym.strands[heads].name, *(sym.strands[i].name for i in inner))
+    heads = next(i for i, s in enumerate(sym.wire_specs) if s.permutes and s.size == 4)
+    inner = [i for i, s in enumerate(sym.wire_specs) if s.bases == (heads,)]
+    shuffle = sym.random(5).only(sym.wire_specs[heads].name, *(sym.wire_specs[i].name for i in inner))
     twin = sym.act(shuffle, b)
     weights = weights_of(sym, sym.folded(a)), weights_of(sym, sym.folded(twin))
     pair = MatchingState(sym, *weights, range(len(sym.wires)))
@@ -354,7 +354,7 @@ def test_heads_are_matched_in_any_basis() -> None:
     assert pair.objective < before
     found = pair.moves[heads].permutation
     assert found is not None
-    prefix = sym.strands[heads].name.split(".attention")[0]
+    prefix = sym.wire_specs[heads].name.split(".attention")[0]
     qk, ov = zip(*(circuits(w, prefix) for w in weights), strict=True)
     costs = sum(
         (x[0][:, None] - x[1][None]).square().sum((-1, -2)) / x[0].norm() / x[1].norm() * size

@@ -238,7 +238,7 @@ def test_duplicates_and_dead_units(activation: str, odd: str) -> None:
         again = it.canonicalize(canonical.model, symmetry=sym)
         assert again.element.distance(sym.identity()) == 0
         other = it.canonicalize(sym.act(sym.random(1), net), symmetry=sym)
-        scaled = any(s.scales for s in sym.strands)
+        scaled = any(s.scales for s in sym.wire_specs)
         assert distance(sym, canonical.model, other.model) <= (0 if not scaled else 1e-6)
 
 
@@ -305,7 +305,7 @@ def test_units_that_nothing_tells_apart_are_doubted() -> None:
         net.b.fill_(0.1)
         net.out.weight.fill_(0.2)
     sym = it.symmetry(net, *rows())
-    assert sym.strands[0].size == 12
+    assert sym.wire_specs[0].size == 12
     doubts = {seed: it.canonicalize(sym.act(sym.random(seed), net), symmetry=sym).doubts for seed in range(4)}
     assert any(doubts.values())
     assert {d for ds in doubts.values() for d in ds} == {

@@ -397,8 +397,8 @@ def test_transformers_of_many_kinds_run_on_their_inputs(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("timm:resnet81", r"The timm model 'resnet81' .* Did you mean resnet18"),
-        ("torchvision:resnet180", r"The torchvision model 'resnet180' .* Did you mean resnet18"),
+        ("timm:resnet81", r"The timm model 'resnet81' .* Did you mean 'resnet18"),
+        ("torchvision:resnet180", r"The torchvision model 'resnet180' .* Did you mean 'resnet18"),
         ("hf:gpt3", r"The transformers model type 'gpt3' .* Did you mean .*gpt2.* Or give the path of a config.json"),
         ("hf:nowhere/config.json", r"The configuration nowhere.config.json could not be read"),
     ],

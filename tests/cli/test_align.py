@@ -214,7 +214,7 @@ def test_matrices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     model, other = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 4)), tmp_path / "b.pt"
     sym = it.symmetry(model, torch.zeros(2, 3), continuous=True)
-    assert sym.strands[0].matrix
+    assert sym.wire_specs[0].matrix
     torch.save(model.state_dict(), tmp_path / "a.pt")
     torch.save(sym.act(sym.random(seed=0), model).state_dict(), other)
     call = [
@@ -258,15 +258,15 @@ def test_a_search_is_set_up_as_asked(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--method", "weihgts"], "There is no method 'weihgts'. Did you mean weights?"),
+        (["--method", "weihgts"], "There is no method 'weihgts'. Did you mean 'weights'?"),
         (["--method", "activations"], "looks at what the networks do on data, and no data was given. Add --data NAME"),
         (["--plot", "x.svg"], "how units correlate on data, and no data was given. Add --data NAME"),
         (["--plot", "x.pdf"], "A picture was to be written to x.pdf. Choose a name that ends in .svg or .png."),
         (["--wires", "1,7"], "There is no wire '7' to align."),
         (["--option", "relative"], "The option 'relative' was given. Write NAME=VALUE"),
-        (["--option", "relativ=True"], "has no option 'relativ'. Did you mean relative?"),
+        (["--option", "relativ=True"], "has no option 'relativ'. Did you mean 'relative'?"),
         (["--option", "relative=false"], "'weights' was given as 'false'; it must be True or False."),
-        (["--data", "didgits"], "Did you mean digits?"),
+        (["--data", "didgits"], "Did you mean 'digits'?"),
         (["--data-folder", "here"], "--data-folder here was given without a data set. Add --data NAME."),
         (["--weights-b", "none.pt"], "there is no such file"),
         (["--out", "/dev/null/x"], "could not be written"),

@@ -95,10 +95,10 @@ def test_images_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
         (["{zoo}", "{zoo}:0"], "which is a zoo of 2 networks. Write {zoo}:0 for the one of seed 0"),
         (
             ["{zoo}:0", "{zoo}:0", "--measure", "cka"],
-            "'cka' was asked for, but there is none of that name. Did you mean rbf_cka, relu_cka, linear_cka",
+            "'cka' was asked for, but there is none of that name. Did you mean 'rbf_cka', 'relu_cka', 'linear_cka",
         ),
         (["{zoo}:0", "{zoo}:0", "--layer", "9"], "'9'"),
-        (["{zoo}:0", "{zoo}:0", "--data", "didgits"], "Did you mean digits?"),
+        (["{zoo}:0", "{zoo}:0", "--data", "didgits"], "Did you mean 'digits'?"),
     ],
 )
 def test_errors(zoo: str, call: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -407,7 +407,7 @@ def test_a_width_written_into_the_forward_is_refused_with_its_line(run: Run, tmp
 def test_choices_are_told(run: Run, nets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(f"{nets}:plain", "--preset", "prnted")
-    assert "argument --preset: there is no 'prnted'. Did you mean printed?" in capsys.readouterr().err
+    assert "argument --preset: there is no 'prnted'. Did you mean 'printed'?" in capsys.readouterr().err
 
 
 def test_help_does_not_import_torch() -> None:

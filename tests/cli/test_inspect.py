@@ -216,8 +216,8 @@ def test_what_is_shown_is_what_the_certificate_left(run: Inspect, monkeypatch: p
     honest = Symmetry.certify
 
     def without_relu(self: Symmetry, *args: Any, **kwargs: Any) -> Certificate:
-        call = next(c.name for c in self._discovery.graph.program.calls if "relu" in c.op)
-        return replace(honest(self, *args, **kwargs), symmetry=self._distrusting(call))
+        call = next(c.name for c in self.geometry.graph.program.calls if "relu" in c.op)
+        return replace(honest(self, *args, **kwargs), symmetry=self.distrusting(call))
 
     monkeypatch.setattr(Symmetry, "certify", without_relu)
     assert [w["name"] for w in json.loads(run("{nets}:mlp", "--json")[1])["wires"]] == ["2"]
@@ -348,8 +348,8 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("words", "usage", "text"),
     [
-        (["inpsect"], "usage: intertwine [-h]", "there is no 'inpsect'. Did you mean inspect"),
-        (["inspect", "a", "--frozn"], "usage: intertwine inspect", "not understood: --frozn. Did you mean --frozen"),
+        (["inpsect"], "usage: intertwine [-h]", "there is no 'inpsect'. Did you mean 'inspect"),
+        (["inspect", "a", "--frozn"], "usage: intertwine inspect", "not understood: --frozn. Did you mean '--frozen"),
         (["inspect", "a", "b"], "usage: intertwine inspect", "not understood: b."),
         (["inspect", "a", "--trials", "x"], "usage: intertwine inspect", "'x' is not a whole number; write one"),
         (["fold", "a", "--floor", "x"], "usage: intertwine fold", "'x' is not a number; write one such as 0.5"),

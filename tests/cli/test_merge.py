@@ -200,7 +200,7 @@ def test_copies_merge_into_themselves(run: Run, zoo: str, tmp_path: Path) -> Non
     [
         (["{zoo}:0"], "Two networks or more are needed to merge them; found 1."),
         (["{zoo}:0", "zoo:mlp"], "The two networks differ: '1.weight' is float32 of shape (24, 64) in the first"),
-        (["{zoo}:0", "{zoo}:1", "--method", "sort"], "There is no method 'sort'. Did you mean sorted"),
+        (["{zoo}:0", "{zoo}:1", "--method", "sort"], "There is no method 'sort'. Did you mean 'sorted"),
         (["{zoo}:0", "{zoo}:1", "--method", "none", "--option", "a=1"], "searches for nothing and has no options."),
         (["{zoo}:0", "{zoo}:1", "--method", "activations"], "do on data, and no data was given. Add --data NAME"),
         (["{zoo}:0", "{zoo}:1", "--repair", "reset"], "--repair reset measures on data, and no data was given."),

@@ -191,15 +191,15 @@ def test_what_goes_around_a_cut_and_what_broke_off(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--family", "rellu"], "The family 'rellu' was asked for. Did you mean relu"),
+        (["--family", "rellu"], "The family 'rellu' was asked for. Did you mean 'relu"),
         (["--at", "2,"], "The place '' was asked for. Write PATH, or FRONT=BACK"),
         (["--at", "2="], "The place '2=' was asked for."),
         (["--at", "2=9"], "9"),
         (["--at", "2=4", "--family", "identity"], "16"),
-        (["--option", "rat=1"], "The option 'rat' was given to stitching. Did you mean rate"),
+        (["--option", "rat=1"], "The option 'rat' was given to stitching. Did you mean 'rate"),
         (["--option", "rate"], "The option 'rate' was given. Write NAME=VALUE"),
         (["--option", "epochs=2", "--epochs", "3"], "--epochs 3 and --option epochs=2 were given. Leave one of them"),
-        (["--recipe", "godfry"], "The recipe 'godfry' was asked for. Did you mean godfrey"),
+        (["--recipe", "godfry"], "The recipe 'godfry' was asked for. Did you mean 'godfrey"),
         (["--seeds", "a"], "The seeds 'a' were asked for."),
         (["--device", "tpu9"], "The device 'tpu9' was asked for"),
         (["--out", "/dev/null/x"], "Results were to be written into /dev/null/x, which cannot be done"),

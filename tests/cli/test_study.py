@@ -96,7 +96,7 @@ def test_bad_plans_are_refused_with_line_and_reason(zoo: Path, tmp_path: Path, r
     path.write_text(path.read_text().replace('verb = "barrier"', 'verb = "barier"'))
     code, out, err = run(path, "--out", tmp_path / "s")
     assert (code, out) == (2, "")
-    assert "Part 2 (line 6): there is no verb 'barier'. Did you mean barrier?" in err
+    assert "Part 2 (line 6): there is no verb 'barier'. Did you mean 'barrier'?" in err
     assert not (tmp_path / "s").exists()
     code, _, err = run(tmp_path / "none.toml")
     assert code == 2

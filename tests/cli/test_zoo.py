@@ -198,9 +198,12 @@ def test_options_as_they_are_written(text: str, found: tuple[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["resnet21"], "The zoo network 'resnet21' was asked for, but there is none of that name. Did you mean resnet"),
+        (
+            ["resnet21"],
+            "The zoo network 'resnet21' was asked for, but there is none of that name. Did you mean 'resnet",
+        ),
         (["mlp", "--recipe", "quick"], "There is no recipe 'quick'."),
-        (["mlp", "--data", "mnits"], "No data set is called 'mnits'. Did you mean mnist"),
+        (["mlp", "--data", "mnits"], "No data set is called 'mnits'. Did you mean 'mnist"),
         (["mlp", "--seeds", "a:b"], "The seeds 'a:b' were asked for. Write 0:32 for 32 seeds from 0, or 3,5,8."),
         (["mlp", "--seeds", "0:"], "The seeds '0:' were asked for."),
         (["mlp", "--seeds", "1,,2"], "The seeds '1,,2' were asked for."),
@@ -240,7 +243,7 @@ def test_a_gpu_that_is_not_there(run: Run, trained: Path, tmp_path: Path) -> Non
         (["train"], "the following arguments are required: NAME, --out"),
         (["train", "mlp", "--out", "zoo", "--epochs", "0"], "0 is not 1 or more"),
         (["train", "mlp", "--out", "zoo", "--together", "-1"], "-1 is not 1 or more"),
-        (["train", "mlp", "--out", "zoo", "--select", "best"], "there is no 'best'. Did you mean best-on-test"),
+        (["train", "mlp", "--out", "zoo", "--select", "best"], "there is no 'best'. Did you mean 'best-on-test"),
         (["train", "mlp", "--out", "zoo", "--rate", "x"], "'x' is not a number"),
         (["evaluate"], "the following arguments are required: DIR"),
         (["forget"], "there is no 'forget'. "),

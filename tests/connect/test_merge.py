@@ -171,9 +171,9 @@ def test_what_is_refused() -> None:
         merge(two)
     with pytest.raises(it.InputError, match="Two networks or more are needed to merge them; found 1"):
         merge(models[:1], IMAGE)
-    with pytest.raises(it.InputError, match=r"no method 'sort'\. Did you mean sorted"):
+    with pytest.raises(it.InputError, match=r"no method 'sort'\. Did you mean 'sorted"):
         merge(two, IMAGE, method="sort")
-    with pytest.raises(it.InputError, match=r"no repair 'scale'\. Did you mean scales\?"):
+    with pytest.raises(it.InputError, match=r"no repair 'scale'\. Did you mean 'scales'\?"):
         merge(two, IMAGE, repair="scale")
     with pytest.raises(it.InputError, match="repair='reset' measures on data, and none was given"):
         merge(two, IMAGE, repair="reset")

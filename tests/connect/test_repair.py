@@ -157,7 +157,7 @@ def tied() -> nn.Module:
     [
         (Calls, None, "The layer 'again' is called several times in one forward"),
         (Calls, ["never"], "The layer 'never' was to be mended, but the network never calls it"),
-        (Calls, ["lats"], "There is no linear or convolution layer 'lats'. Did you mean last? Layers: again, never"),
+        (Calls, ["lats"], "There is no linear or convolution layer 'lats'. Did you mean 'last'? Layers: again, never"),
         (tied, None, "The weight of '0' is tied to another layer"),
         (lambda: parametrizations.weight_norm(nn.Linear(10, 3)), None, "is computed from other weights"),
         (nn.ReLU, None, "no linear or convolution layer, so there is nothing to mend"),
@@ -260,7 +260,7 @@ def test_which_norm_follows_which_layer() -> None:
 
     a, b = make(), edited(make(), n1__running_var=lambda v: v * 4, n2__running_var=lambda v: v * 9)
     x = torch.zeros(2, 3)
-    assert norms_after_layers(it.symmetry(a, x)._discovery.graph.program) == {"a.weight": "n1"}
+    assert norms_after_layers(it.symmetry(a, x).geometry.graph.program) == {"a.weight": "n1"}
     found = correct_scales([a, b], x)
     torch.testing.assert_close(found.get_buffer("n2.running_var"), torch.full((4,), 5.0))
     assert bool((found.get_buffer("n1.running_var") < 2.5).all())

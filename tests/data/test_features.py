@@ -660,7 +660,7 @@ def test_pairs_that_do_not_match(shapes: Any, layouts: Any, words: list[str]) ->
 @pytest.mark.parametrize(
     ("shape", "policy", "layout", "words"),
     [
-        ((2, 3), "chanels", None, ["'chanels'", "Did you mean channels", "structured"]),
+        ((2, 3), "chanels", None, ["'chanels'", "Did you mean 'channels", "structured"]),
         ((2, 3, 4, 4), "tokens", None, ["no axis of tokens", '"channels"', "letter t"]),
         ((2, 3), "pool", "ncp", ["'ncp' was given for a tensor \\(2, 3\\)", "one letter per axis"]),
         ((2, 3), "pool", "cc", ["'cc'", "n samples \\(once\\)"]),
@@ -775,7 +775,7 @@ def test_what_features_refuse() -> None:
     found = small()
     with refused(InputError, "'0' was asked for", "streamed", "collect"):
         found["0"]
-    with refused(InputError, "'00' was asked for", "do not hold it", "Did you mean 0"):
+    with refused(InputError, "'00' was asked for", "do not hold it", "Did you mean '0"):
         found.collect()["00"]
     with refused(InputError, "'0' was asked for under 'flatten'", "collected under 'pool'"):
         found.collect("pool").view("0", "flatten")

@@ -232,7 +232,7 @@ def test_random_inputs_that_are_no_pictures_are_white() -> None:
         ({"parameters": 0}, "parameters=0 was asked for. It is a share"),
         ({"floor": 1.5, "held_out": []}, "floor=1.5 was asked for. It is an accuracy"),
         ({"floor": 0.5}, "without data to measure it on. Pass held_out"),
-        ({"parameters": 0.5, "how": "absorbe"}, "how='absorbe' was asked for. Did you mean absorb"),
+        ({"parameters": 0.5, "how": "absorbe"}, "how='absorbe' was asked for. Did you mean 'absorb"),
         ({"parameters": 0.5, "statistics": "new"}, "statistics is one of 'keep', 'reset'"),
         ({"parameters": 0.5, "statistics": "reset"}, "Pass some as data, or keep the statistics"),
         ({"parameters": 3}, "At most 3 of 583 parameters were asked for"),

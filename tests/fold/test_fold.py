@@ -274,7 +274,7 @@ def test_beta_is_a_share(beta: float) -> None:
 
 
 def test_options_that_do_not_exist() -> None:
-    with pytest.raises(InputError, match=r"schedule='roundrobin' was asked for\. Did you mean round-robin"):
+    with pytest.raises(InputError, match=r"schedule='roundrobin' was asked for\. Did you mean 'round-robin"):
         fold(net(), X, schedule="roundrobin")
     with pytest.raises(InputError, match="max_ratio=0 was asked for"):
         fold(net(), X, max_ratio=0)

@@ -203,7 +203,7 @@ def test_nothing_to_prune_is_said() -> None:
     [
         ({"widths": 1.0}, r"widths=1.0 was asked for. It is the share of the features that every wire keeps, above 0"),
         ({"widths": 0.0, "across": True}, r"widths=0.0 .* the share of the parameters that is left, above 0"),
-        ({"widths": 0.5, "score": "gama"}, r"score='gama' was asked for. Did you mean gamma\? .* 'l1', 'random'"),
+        ({"widths": 0.5, "score": "gama"}, r"score='gama' was asked for. Did you mean 'gamma'\? .* 'l1', 'random'"),
         ({"widths": 0.5, "score": "gamma"}, r"no BatchNorm .* lies on the wire '0'. Use score='l1', or name in"),
         ({"widths": {"1": 2}}, r"A width was given for '1', which is no wire .* Those are 0, 2."),
         ({"widths": {"0": 0}}, r"The wire '0' was to keep 0 features; it has 9, .* Ask for a number from 1 to 9."),

@@ -518,7 +518,7 @@ def test_every_word_is_checked_and_known_ones_are_named(name: str) -> None:
     asked: dict[str, Any] = {name: near}
     with pytest.raises(InputError) as said:
         Options(**asked)
-    assert f"{name}={near!r} was asked for. Did you mean {CHOICES[name][-1]}? {name} is one of {known}." in str(
+    assert f"{name}={near!r} was asked for. Did you mean {CHOICES[name][-1]!r}? {name} is one of {known}." in str(
         said.value
     )
     for word in CHOICES[name]:
@@ -547,7 +547,7 @@ def test_a_beta_for_every_wire() -> None:
     assert str(said.value).endswith("which is no wire that can be folded. Those are w0, w1, w2, w3, w4, w5, w6, w7 ….")
     with pytest.raises(InputError, match=r"given for 'a'.*Those are none\.$"):
         options.check_wires([])
-    with pytest.raises(InputError, match=r"Did you mean aa\? Those are aa\.$"):
+    with pytest.raises(InputError, match=r"Did you mean 'aa'\? Those are aa\.$"):
         options.check_wires(["aa"])
     with pytest.raises(InputError, match=r"beta=1.0 was asked for for 'a'\. It is a share .* Try 0\.1\."):
         Options(beta={"b": 0.5, "a": 1.0})

@@ -142,7 +142,7 @@ def test_a_certificate_starts_every_forward_with_the_same_buffers(what: str) -> 
     net, x = WRITES[what](), torch.randn(ROWS)
     before = copy.deepcopy(net.state_dict())
     sym = it.symmetry(net, x)
-    assert sym._discovery.graph.program.written_sources()
+    assert sym.geometry.graph.program.written_inputs()
     certificate = sym.certify(net, x)
     assert certificate.ok
     assert not certificate.broken

@@ -96,7 +96,7 @@ def test_transforms_repeat_and_refuse() -> None:
     for kind in ("orthogonal", "relu"):
         assert torch.equal(random_transform(kind, 4, 1), random_transform(kind, 4, 1))
         assert not torch.equal(random_transform(kind, 4, 1), random_transform(kind, 4, 2))
-    with pytest.raises(InputError, match=r"kind 'ortogonal' was asked for. Did you mean orthogonal\?"):
+    with pytest.raises(InputError, match=r"kind 'ortogonal' was asked for. Did you mean 'orthogonal'\?"):
         random_transform("ortogonal", 3)
     with pytest.raises(InputError, match="A transform of 0 features was asked for"):
         random_transform("relu", 0)

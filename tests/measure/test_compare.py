@@ -205,7 +205,7 @@ def test_free_memory_is_read() -> None:
 
 def test_errors() -> None:
     found = it.compare(net(0), net(1), batches(), LAYERS)
-    with pytest.raises(InputError, match=re.escape("The layer 'conv2' was not compared. Did you mean conv1")):
+    with pytest.raises(InputError, match=re.escape("The layer 'conv2' was not compared. Did you mean 'conv1")):
         found.result("conv2", "fc")
     with pytest.raises(InputError, match="The measure 'cca' was not taken; these were: linear_cka"):
         found.matrix("cca")

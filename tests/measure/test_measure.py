@@ -157,7 +157,7 @@ def test_samples_that_are_equally_far_apart(samples: int, dtype: torch.dtype) ->
 
 def test_unknown_names() -> None:
     x, y = random_representations(0)
-    with pytest.raises(InputError, match=r"'linear_cca' was asked for, but there is none.*Did you mean linear_cka"):
+    with pytest.raises(InputError, match=r"'linear_cca' was asked for, but there is none.*Did you mean 'linear_cka"):
         it.measure(x, y, "linear_cca")
     with pytest.raises(InputError, match=r"linear_cka was asked for with .'depth': 3."):
         it.measure(x, y, "linear_cka", depth=3)
@@ -189,7 +189,7 @@ def test_a_name_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_advice_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
     x = torch.randn(9, 3)
-    with pytest.raises(it.InputError, match=r"no option 'scor'\. Did you mean score\? Its options: score\."):
+    with pytest.raises(it.InputError, match=r"no option 'scor'\. Did you mean 'score'\? Its options: score\."):
         it.measure(x, x, "soft_matching", scor="distance")
     with pytest.raises(it.InputError, match=r"no option 'foo'\. It has no options: leave them out"):
         it.measure(x, x, "linear_cka", foo=1)

@@ -203,11 +203,11 @@ def test_bad_ranks_and_names_say_what_to_write() -> None:
         find_family("lowrank:0")
     with pytest.raises(InputError, match=re.escape("'lowrank:x' was asked for. lowrank takes one number, as in")):
         find_family("lowrank:x")
-    with pytest.raises(InputError, match="Did you mean orthogonal"):
+    with pytest.raises(InputError, match="Did you mean 'orthogonal"):
         find_family("ortogonal")
     with pytest.raises(InputError, match=r"strength -1\.0"):
         find_family("sparse:-1")
-    with pytest.raises(InputError, match="Did you mean semi-match"):
+    with pytest.raises(InputError, match="Did you mean 'semi-match"):
         Masked("semimatch")
     with pytest.raises(InputError, match=r"neither torch\.nn.functional nor torch has a function"):
         find_family("group:nosuch")

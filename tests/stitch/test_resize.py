@@ -128,7 +128,7 @@ def test_positions_become_a_vector_as_their_mean_and_a_vector_becomes_no_positio
 
 
 def test_a_way_of_resizing_that_there_is_not() -> None:
-    with pytest.raises(InputError, match=r"resize='neares' was asked for. Did you mean nearest"):
+    with pytest.raises(InputError, match=r"resize='neares' was asked for. Did you mean 'nearest"):
         check_resize("neares")
 
 

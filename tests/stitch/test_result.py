@@ -452,7 +452,7 @@ def test_access(several: Stitches) -> None:
     with pytest.raises(it.InputError, match=r"There are 2 stitches at 'c1' by 'relu'.*Use .select\(place='c1'"):
         _ = several["c1", "relu"]
     with pytest.raises(
-        it.InputError, match=r"no stitch with family 'rellu'. Did you mean relu\? There are: relu, linear"
+        it.InputError, match=r"no stitch with family 'rellu'. Did you mean 'relu'\? There are: relu, linear"
     ):
         _ = several["c1", "rellu"]
     with pytest.raises(it.InputError, match="no stitch with place 'c9'"):
@@ -467,7 +467,7 @@ def test_the_best(several: Stitches) -> None:
     assert several.best() is several[2]
     assert several.best("penalty") is several[2]
     assert several.best("loss") is several[2]
-    with pytest.raises(it.InputError, match=r"ranked by 'acuracy'\. Did you mean accuracy"):
+    with pytest.raises(it.InputError, match=r"ranked by 'acuracy'\. Did you mean 'accuracy"):
         several.best("acuracy")
     with pytest.raises(it.InputError, match="None of the 8 stitches has a number for 'best_accuracy'"):
         several.best("best_accuracy")

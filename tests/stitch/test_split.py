@@ -526,7 +526,7 @@ def test_000_G19_whose_values_go_around_is_chosen_and_told() -> None:
     ):
         with pytest.raises(MismatchError, match=f'skip="front" was asked for at .layer1.1.conv1., but {words}'):
             skip(front, back, at, "front")
-    with pytest.raises(InputError, match=r"skip='fron' was asked for. Did you mean front\?"):
+    with pytest.raises(InputError, match=r"skip='fron' was asked for. Did you mean 'front'\?"):
         skip(a, b, "layer1.1", "fron")
 
 
@@ -656,9 +656,9 @@ def test_places_that_cannot_be_cut_are_told_why() -> None:
             SplitPair(model, model, at, call)
     with pytest.raises(InputError, match=r"at=\[\] was asked for. Give a module path of both networks"):
         SplitPair(model, model, [], call)
-    with pytest.raises(InputError, match=r"resize='bilinea' was asked for. Did you mean bilinear\?"):
+    with pytest.raises(InputError, match=r"resize='bilinea' was asked for. Did you mean 'bilinear'\?"):
         SplitPair(model, model, "b", call, resize="bilinea")
-    with pytest.raises(InputError, match=r"A layout was given for 'bb', where nothing is cut. Did you mean b\?"):
+    with pytest.raises(InputError, match=r"A layout was given for 'bb', where nothing is cut. Did you mean 'b'\?"):
         SplitPair(model, model, "b", call, layouts={"bb": "nc"})
     ids = gpt(vocab=11, context=8, dim=8, depth=1, heads=2)
     with pytest.raises(InputError, match="The place 'tokens:input' holds int64 numbers"):

@@ -80,8 +80,8 @@ def test_rates_fall_at_each_third() -> None:
     [
         ({"targets": "sof"}, "targets='sof' was asked for; it is one of hard, soft, both"),
         ({"rate": 0}, "a rate is greater than 0"),
-        ({"epoch": 3}, "The option 'epoch' was given to stitching. Did you mean epochs\\?"),
-        ({"recipe": "godfry"}, "The recipe 'godfry' was asked for. Did you mean godfrey\\?"),
+        ({"epoch": 3}, "The option 'epoch' was given to stitching. Did you mean 'epochs'\\?"),
+        ({"recipe": "godfry"}, "The recipe 'godfry' was asked for. Did you mean 'godfrey'\\?"),
         ({"fit": "closed"}, "fitted by 'closed'; it is fitted by direct or task"),
         ({"seeds": ()}, "No stitch was asked for"),
     ],

@@ -100,7 +100,7 @@ def _features(sym: Any, g: Any, own: nn.Module, moved: nn.Module, x: Tensor) -> 
     before, after = _record(own, x), _record(moved, x)
     worst = ("", 0.0)
     for name, features in before.items():
-        if name in sym._discovery.graph.sites:
+        if name in sym.geometry.graph.sites:
             gap = _gap([sym.act_on_features(g, name, features)], [after[name]])
             worst = max(worst, (name, gap), key=lambda pair: pair[1])
     return worst

@@ -140,7 +140,7 @@ def distance(sym: Symmetry, a: nn.Module, b: nn.Module) -> float:
 
 def allowed(sym: Symmetry, model: nn.Module) -> float:
     """How far canonical forms of one orbit may part: not at all, unless scales make them round."""
-    if not any(s.scales for s in sym.strands):
+    if not any(s.scales for s in sym.wire_specs):
         return 0.0
     return 1e-6 if any(t.dtype == torch.float32 for t in model.state_dict().values()) else 1e-13
 

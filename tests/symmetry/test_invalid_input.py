@@ -229,7 +229,7 @@ class Converting(Two):
 )
 def test_forward_that_decides_by_its_data(kind: type[Two], text: str) -> None:
     net = kind()
-    where = f"test_bad_input.py:{line_of(kind.forward, text)}"
+    where = f"test_invalid_input.py:{line_of(kind.forward, text)}"
     with untouched(net), pytest.raises(CaptureError, match=f"decides by the values of its data at {where}"):
         it.symmetry(net, rows())
 
@@ -239,7 +239,7 @@ def test_forward_that_leaves_torch() -> None:
         return m.b(torch.from_numpy(m.a(x).detach().numpy()))
 
     net = Net(forward, a=nn.Linear(3, 5), b=nn.Linear(5, 2))
-    with untouched(net), pytest.raises(CaptureError, match=r"torch\.export stopped at test_bad_input\.py"):
+    with untouched(net), pytest.raises(CaptureError, match=r"torch\.export stopped at test_invalid_input\.py"):
         it.symmetry(net, rows())
 
 

@@ -58,8 +58,8 @@ def test_every_law_holds(name: str) -> None:
 def test_rotations_that_fix_the_ones() -> None:
     """The engine does not offer them yet, but elements can be made of them: here as a part of what it finds."""
     model, sym, inputs = found("O of a residual stream")
-    strands = tuple(replace(s, matrix="O1") if s.matrix else s for s in sym.strands)
-    inside = replace(sym, _discovery=replace(sym._discovery, strands=strands))
+    strands = tuple(replace(s, matrix="O1") if s.matrix else s for s in sym.wire_specs)
+    inside = replace(sym, geometry=replace(sym.geometry, wire_specs=strands))
     matrix = inside.random(seed=0)["stem"].matrix
     assert matrix is not None
     assert torch.allclose(matrix.sum(-1), torch.ones(6, dtype=torch.float64))
@@ -212,15 +212,15 @@ def test_a_product_that_forgets_the_scales_of_one_factor(monkeypatch: pytest.Mon
 def test_a_scale_applied_after_the_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     """The function is kept even so, and each move can be undone; but it is not the action of this group."""
 
-    def act_on_leaf(self: Element, x: Tensor, dim: int, dims: list[Dim], degree: int = 1) -> Tensor:
-        move = self.moves.get(dims[dim].tree.strand)  # type: ignore[union-attr]
+    def act_on_axis(self: Element, x: Tensor, dim: int, dims: list[Dim], degree: int = 1) -> Tensor:
+        move = self.moves.get(dims[dim].tree.wire)  # type: ignore[union-attr]
         if move is None or move.permutation is None:
             return x
         x = x.index_select(dim, move.permutation)
         factor = self._factor(move, dims[dim].tree, degree)  # type: ignore[arg-type]
         return x if factor is None else x * spread(factor, [*base_dims(dims, dim, ()), dim], x.ndim)
 
-    monkeypatch.setattr(Element, "act_on_leaf", act_on_leaf)
+    monkeypatch.setattr(Element, "act_on_axis", act_on_axis)
     error = refused("positive scales")
     assert error.law == "action: composition"
     assert error.wires == ("a",)
@@ -240,8 +240,8 @@ def test_a_fibre_that_acts_after_its_base(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_degree_that_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Element.act_on_leaf
-    monkeypatch.setattr(Element, "act_on_leaf", lambda self, x, dim, dims, degree=1: right(self, x, dim, dims))
+    right = Element.act_on_axis
+    monkeypatch.setattr(Element, "act_on_axis", lambda self, x, dim, dims, degree=1: right(self, x, dim, dims))
     error = refused("positive scales")
     assert error.law == "dense"
     assert "a.weight at degree -1" in str(error)

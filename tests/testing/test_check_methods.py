@@ -82,7 +82,7 @@ def fails_on_zeros(task: AlignmentTask, _options: NoOptions) -> Solution:
     if not dead:
         return element, history
     moves = {i: replace(m, scale=None if m.scale is None else m.scale * float("nan")) for i, m in element.moves.items()}
-    return Element(element.strands, moves, element.signature), history
+    return Element(element.wire_specs, moves, element.signature), history
 
 
 BROKEN = {

@@ -22,7 +22,7 @@ from intertwine.graph.constraints import Constraint, PointwiseRule, Value
 from intertwine.graph.model import copy_module
 from intertwine.graph.program import Call, Program, Ref
 from intertwine.graph.runner import ProgramRunner
-from intertwine.symmetry.discover import Discovery
+from intertwine.symmetry.discover import Geometry
 from intertwine.symmetry.geometry import Layout
 from intertwine.symmetry.symmetry import Symmetry, from_program
 
@@ -37,16 +37,16 @@ from intertwine.symmetry.symmetry import Symmetry, from_program
 class CapturedForward:
     """The forward on batches of one shape: its program, and which strands stand on the axes of what it computes."""
 
-    discovery: Discovery
+    geometry: Geometry
 
     @property
     def program(self) -> Program:
-        return self.discovery.graph.program
+        return self.geometry.graph.program
 
     @cached_property
     def from_data(self) -> frozenset[str]:
         """Names of what depends on the inputs; weights that are only reshaped or normalised do not."""
-        names = {source.name for source in self.program.sources if source.kind == "input"}
+        names = {source.name for source in self.program.inputs if source.kind == "input"}
         for call in self.program.calls:
             if call.reads & names:
                 names.add(call.name)
@@ -62,15 +62,15 @@ class CapturedForward:
             if value is None or call.name not in self.from_data or id(value) in seen:
                 continue
             seen.add(id(value))
-            if value.floating and self.discovery.predicts(value):
-                layout = self.discovery.layout(value)
-                if any(True for _ in layout.leaves()):
+            if value.floating and self.geometry.predicts(value):
+                layout = self.geometry.layout(value)
+                if layout.moves:
                     found[position] = layout
         return found
 
     def value(self, name: str) -> Value | None:
         """The tensor of the graph behind a name."""
-        return self.discovery.graph.values.get(name)
+        return self.geometry.graph.values.get(name)
 
     @cached_property
     def made_at(self) -> Mapping[int, int]:
@@ -151,7 +151,7 @@ def _shape_of(call: Arguments) -> Any:
 
 def _captured(symmetry: Symmetry, model: nn.Module, call: Arguments) -> CapturedForward:
     args, kwargs = call
-    found = from_program(capture(model, args, kwargs), symmetry.continuous, symmetry._distrusted)
+    found = from_program(capture(model, args, kwargs), symmetry.continuous, symmetry.distrusted)
     if found.signature != symmetry.signature:
         shapes = [tuple(v.shape) for v in tree_flatten(call)[0] if isinstance(v, Tensor)]
         raise MismatchError(
@@ -159,7 +159,7 @@ def _captured(symmetry: Symmetry, model: nn.Module, call: Arguments) -> Captured
             "inputs, so its features cannot be told apart by wires. Put both networks in evaluation mode before "
             "(model.eval()), and pass example inputs like those of the data."
         )
-    return CapturedForward(found._discovery)
+    return CapturedForward(found.geometry)
 
 
 def _run(
@@ -206,7 +206,7 @@ def activation_sites(captured: CapturedForward, at: str) -> Mapping[int, tuple[i
     chosen = _beside_nonlinearities(captured, at)
     every: dict[int, list[int]] = {}
     for position, layout in captured.layouts.items():
-        for strand in dict.fromkeys(leaf.strand for leaf in layout.leaves()):
+        for strand in dict.fromkeys(leaf.wire for leaf in layout.wire_axes()):
             every.setdefault(strand, []).append(position)
     return {s: tuple(p for p in places if p in chosen) or tuple(places) for s, places in every.items()}
 
@@ -229,9 +229,9 @@ def _beside_nonlinearities(captured: CapturedForward, at: str) -> set[int]:
 def _bending(captured: CapturedForward) -> set[str]:
     """Names of the calls that apply a function of one number that is no straight line."""
     found = set()
-    for meeting in captured.discovery.graph.tape.meetings:
+    for meeting in captured.geometry.graph.builder.constraints:
         if isinstance(meeting, Constraint) and meeting.call is not None:
-            laws = [law for law in meeting.laws.values() if isinstance(law, PointwiseRule)]
+            laws = [law for law in meeting.rules.values() if isinstance(law, PointwiseRule)]
             if laws and _bends(laws[0]):
                 found.add(meeting.call.name)
     return found

@@ -75,9 +75,9 @@ def _still_units(choice: FeatureMatching) -> dict[int, tuple[Tensor, Tensor]]:
 
 def _reorder(pair: MatchingState, s: int, units: Tensor) -> bool:
     """Let some units of a strand change places, copy by copy, where that lowers the objective; whether it did."""
-    move = identity_move(pair.strands, s)
+    move = identity_move(pair.wire_specs, s)
     assert move.permutation is not None
-    order = move.permutation.reshape(-1, pair.strands[s].size).clone()
+    order = move.permutation.reshape(-1, pair.wire_specs[s].size).clone()
     fits = [(pair.rows_of_a(p).double() @ pair.rows_of_b(p).double().mT).cpu() for p in pair.places[s]]
     for copy, (fit, chosen) in enumerate(zip(sum(fits[1:], fits[0]), units.reshape(order.shape), strict=True)):
         places = chosen.nonzero().flatten()
@@ -88,13 +88,13 @@ def _reorder(pair: MatchingState, s: int, units: Tensor) -> bool:
 
 def _flip(pair: MatchingState, choice: FeatureMatching, s: int) -> bool:
     """Change the signs of a strand that features do not show where that lowers the objective; whether it did."""
-    move = identity_move(pair.strands, s)
+    move = identity_move(pair.wire_specs, s)
     shown = {k for flips in choice.fits.get(s, {}) for k, flip in enumerate(flips) if flip % 2}
     if move.sign is None or len(shown) == len(move.sign):
         return False
     fits: dict[Flips, Tensor] = {}
     for place in pair.places[s]:
-        flips = tuple(0 if k in shown else int(flip) % 2 for k, flip in enumerate(place.leaf.flips))
+        flips = tuple(0 if k in shown else int(flip) % 2 for k, flip in enumerate(place.axis.flips))
         fit = (pair.rows_of_a(place).double() * pair.rows_of_b(place).double()).sum(-1).flatten().cpu()
         fits[flips] = fits[flips] + fit if flips in fits else fit
     sign = best_signs(fits, len(move.sign), (move.sign[0].numel(),))[1].reshape(move.sign.shape)
@@ -138,7 +138,7 @@ def paired_activations(pair: MatchingState, options: ActivationOptions) -> Paire
     """What has to hear both networks before their features can be matched."""
     if options.cost not in COSTS:
         raise InputError(f"cost={options.cost!r} was asked for. Choose one of {', '.join(map(repr, COSTS))}.")
-    moving = MovableStrands(pair.strands, pair.movable)
+    moving = MovableStrands(pair.wire_specs, pair.movable)
     return PairedActivations(moving, pair.movable, options.at, options.signs, options.scales)
 
 
@@ -156,10 +156,10 @@ def match_features(pair: MatchingState, features: PairedActivations, options: Ac
             continue
         element = replace(element, moves={**element.moves, **moves})
         pair.start_at(element)
-        history.append(AlignmentStep("activations", 1, pair.strands[s].name, pair.objective, cost.of(element)))
+        history.append(AlignmentStep("activations", 1, pair.wire_specs[s].name, pair.objective, cost.of(element)))
 
     def note(s: int) -> None:
-        history.append(AlignmentStep("still units", 1, pair.strands[s].name, pair.objective, cost.of(pair.element)))
+        history.append(AlignmentStep("still units", 1, pair.wire_specs[s].name, pair.objective, cost.of(pair.element)))
 
     break_ties(pair, cost.choice, note)
     return pair.element, history
@@ -177,7 +177,7 @@ class _Cost:
                 self.total += sum(float(x.sum()) for products in kinds.values() for x in products.lengths())
             else:  # wires count by their units, however many kinds of tensors speak for them
                 fits[s] = {flips: fit / len(kinds) for flips, fit in fits[s].items()}
-                self.total += unit_count(features.moving.strands, s)
+                self.total += unit_count(features.moving.wire_specs, s)
         self.choice = FeatureMatching(features.moving, fits, features.signs)
 
     def of(self, element: Element) -> float:

@@ -180,7 +180,7 @@ def align(
         found = find_symmetry(a, *example_args, **example_kwargs)
         check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
     chosen = _chosen_wires(found, wires, method, solver)
-    if any(s.matrix for s in found.strands):
+    if any(s.matrix for s in found.wire_specs):
         a, b = found.folded(a), found.folded(b)
     with torch.inference_mode(False):  # some solvers follow slopes, and all write into tensors of their own
         here, there = _with_slopes(a), _with_slopes(b)
@@ -218,7 +218,7 @@ def _chosen_wires(symmetry: Symmetry, wires: Sequence[str] | None, method: str, 
                 f"There is no wire {name!r} to align. {did_you_mean(name, names)}The wires: {', '.join(names[:20])}"
                 f"{' …' if len(names) > 20 else ''}."
             )
-    matrices = [s.name for s in symmetry.strands if s.matrix]
+    matrices = [s.name for s in symmetry.wire_specs if s.matrix]
     if matrices and "matrix" not in solver.moves:
         able_to = ", ".join(repr(name) for name, s in SOLVERS.items() if "matrix" in s.moves)
         raise InputError(

@@ -98,18 +98,18 @@ def _layer(captured: CapturedForward, call: Call) -> SampledLayer | None:
     if call.op != LINEAR and call.op not in CONVOLUTIONS:
         return None
     x, weight = call.args[:2]
-    sources = {source.name: source.target for source in captured.program.sources if source.moves}
+    sources = {source.name: source.target for source in captured.program.inputs if source.moves}
     name = sources.get(weight.name)
-    layouts = captured.discovery.parameters
+    layouts = captured.geometry.layouts
     if name not in layouts or x.name not in captured.from_data or len(layouts[name].axes) < 2:
         return None
     groups = 1 if call.op == LINEAR else _given(call, 6, "groups", 1)
     if groups == 1:
         return SampledLayer(name, 1, layouts[name].axes[1], -1)
     value = captured.value(x.name)
-    if value is None or not captured.discovery.predicts(value):
+    if value is None or not captured.geometry.predicts(value):
         return None
-    return SampledLayer(name, groups, captured.discovery.layout(value).axes[-1 - CONVOLUTIONS[call.op]], 1)
+    return SampledLayer(name, groups, captured.geometry.layout(value).axes[-1 - CONVOLUTIONS[call.op]], 1)
 
 
 def _given(call: Call, place: int, name: str, default: Any) -> Any:
@@ -232,13 +232,13 @@ class CommutativityCost:
         self.symmetry, self.moving = symmetry, moving
         self.start = [_term(layer, weights) for layer in layers]
         self.touched = [
-            [i for i, term in enumerate(self.start) if s in self._strands(term)] for s in range(len(moving.strands))
+            [i for i, term in enumerate(self.start) if s in self._strands(term)] for s in range(len(moving.wire_specs))
         ]
         self.start_at(symmetry.identity())
 
     def _strands(self, term: LayerTerm) -> set[int]:
         layouts = (self.symmetry.layouts[term.layer.weight], term.layer.layout())
-        return {leaf.strand for layout in layouts for leaf in layout.leaves()}
+        return set().union(*(layout.wires for layout in layouts))
 
     def start_at(self, element: Element) -> None:
         """Forget all steps and move b by an element."""
@@ -275,18 +275,18 @@ class CommutativityCost:
             term = self.terms[i]
             weight, inputs = self.symmetry.layouts[term.layer.weight], term.layer.layout()
             outputs = Layout((FixedAxis(len(term.inputs[0])), weight.axes[0]))
-            if any(leaf.strand == s for leaf in outputs.leaves()):
+            if s in outputs.wires:
                 change = term.inputs[0] - term.inputs[1]
                 self._add(found, s, outputs, *(term.apply(w, change) for w in term.weights))
-            if any(leaf.strand == s for leaf in inputs.leaves()):
+            if s in inputs.wires:
                 here, there = (term.back(w, term.residual) for w in term.weights)
                 self._add(found, s, inputs, here, term.inputs[1])
                 self._add(found, s, inputs, term.inputs[0], there)
         return found
 
     def _add(self, found: dict[Flips, Tensor], s: int, layout: Layout, a: Tensor, b: Tensor) -> None:
-        for x, y in zip(*(slots_of(layout, v, s, self.moving.strands) for v in (a, b)), strict=True):
-            flips = tuple(int(f) % 2 for f in x.leaf.flips)
+        for x, y in zip(*(slots_of(layout, v, s, self.moving.wire_specs) for v in (a, b)), strict=True):
+            flips = tuple(int(f) % 2 for f in x.axis.flips)
             fit = (rows_of(x) @ rows_of(y).mT).double().cpu()
             found[flips] = found[flips] + fit if flips in found else fit
 
@@ -338,7 +338,7 @@ def solve_commutativity(task: AlignmentTask, options: CommutativityOptions) -> S
             "No linear or convolution layer of this network reads a weight of its own, so there is nothing whose "
             "differences could cancel. The methods 'weights' and 'activations' need no such layers."
         )
-    moving = MovableStrands(pair.strands, pair.movable)
+    moving = MovableStrands(pair.wire_specs, pair.movable)
     commuting = CommutativityCost(pair.symmetry, moving, layers.found.values(), (task.problem.a, task.problem.b))
     starts: dict[str, Element] = {
         "identity": pair.symmetry.identity(),
@@ -379,7 +379,7 @@ def _descend(
                 beside = {t for t in strands if set(commuting.touched[t]) & set(commuting.touched[s])}
                 waiting |= beside
                 pair.start_at(commuting.element)
-                history.append(AlignmentStep(start, sweep, pair.strands[s].name, pair.objective, commuting.cost))
+                history.append(AlignmentStep(start, sweep, pair.wire_specs[s].name, pair.objective, commuting.cost))
         if not waiting:
             break
     return history
@@ -394,7 +394,7 @@ def _visit(commuting: CommutativityCost, s: int, exchanges: int) -> bool:
     moves = FeatureMatching(commuting.moving, fits, signs=False).moves(s, commuting.symmetry.identity())
     if moves and commuting.step(moves):
         return True
-    if s not in fits or not commuting.moving.strands[s].permutes:
+    if s not in fits or not commuting.moving.wire_specs[s].permutes:
         return False
     parts = _cycles(moves[s]) if s in moves and not inside else []
     tried = [commuting.step({s: part}) for part in [*parts, *_exchanges(commuting, s, fits[s], exchanges)]]
@@ -428,7 +428,7 @@ def _with_order(move: Move, order: Tensor) -> Move:
 
 def _exchanges(commuting: CommutativityCost, s: int, fits: dict[tuple[int, ...], Tensor], count: int) -> list[Move]:
     """The exchanges of two units that promise most by the slope; signs stay."""
-    strands = commuting.moving.strands
+    strands = commuting.moving.wire_specs
     n, units = strands[s].size, unit_count(strands, s)
     fit = sum(fits.values(), torch.zeros(units, units, dtype=torch.float64)).reshape(units // n, n, units // n, n)
     own = torch.stack([fit[c, :, c] for c in range(units // n)])

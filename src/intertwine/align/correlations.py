@@ -181,7 +181,7 @@ def matched_correlations(
     if found is None:
         found = find_symmetry(a, *example_args, **example_kwargs)
         check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
-    features = PairedActivations(MovableStrands(found.strands, frozenset()), frozenset(range(len(found.wires))), at)
+    features = PairedActivations(MovableStrands(found.wire_specs, frozenset()), frozenset(range(len(found.wires))), at)
     fingerprint = run_side_by_side(found, a, b, data, [features])
     wires = tuple(_wire(found, s, features) for s in sorted(features.products))
     if not wires:

@@ -210,7 +210,7 @@ class LossSearch:
     def strands(self) -> list[int]:
         """The strands to be ordered."""
         pair = self.task.pair
-        return [s for s in sorted(pair.movable) if pair.strands[s].permutes and pair.places[s]]
+        return [s for s in sorted(pair.movable) if pair.wire_specs[s].permutes and pair.places[s]]
 
     @property
     def over(self) -> bool:
@@ -375,7 +375,7 @@ def _learn(found: LossSearch, options: SinkhornOptions) -> None:
     symmetry = found.task.problem.symmetry
     for step, batch, t in found.loss.batches(torch.Generator().manual_seed(found.task.seed)):
         shares = {s: sinkhorn(z / options.temperature_at(step)) for s, z in scores.items()}
-        actor = RelaxedElement(symmetry.strands, {s: RelaxedMove(p) for s, p in shares.items()})
+        actor = RelaxedElement(symmetry.wire_specs, {s: RelaxedMove(p) for s, p in shares.items()})
         value = found.loss.of(mixed(symmetry, actor, found.b), batch, t)
         check_loss(value, step)
         optimizer.zero_grad()
@@ -386,7 +386,7 @@ def _learn(found: LossSearch, options: SinkhornOptions) -> None:
 
 def _first_scores(found: LossSearch, s: int, temperature: float) -> Float[Tensor, "*copies n n"]:
     """At the first temperature every unit has as large a share in itself as in all others together."""
-    strands = found.task.pair.strands
+    strands = found.task.pair.wire_specs
     n, many = strands[s].size, copies(strands, s)
     device = found.task.pair.a[0].device
     own = torch.eye(n, device=device) * (temperature * log(max(n - 1, 1)))
@@ -397,5 +397,5 @@ def _rounded(found: LossSearch, scores: Mapping[int, Tensor]) -> Element:
     """The orders with the highest scores, which are those that the shares come near to as the temperature falls."""
     identity = found.task.problem.symmetry.identity()
     orders = {s: nearest_permutation(z) for s, z in scores.items()}
-    moves = {s: replace(identity_move(identity.strands, s), permutation=order) for s, order in orders.items()}
+    moves = {s: replace(identity_move(identity.wire_specs, s), permutation=order) for s, order in orders.items()}
     return replace(identity, moves={**identity.moves, **moves})

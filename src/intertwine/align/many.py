@@ -205,7 +205,7 @@ def _pairwise(models: Sequence[nn.Module], how: Mapping[str, Any]) -> dict[tuple
     known, symmetry = SOLVERS.get(how["method"]), how["symmetry"]
     moves = known.moves if known is not None else frozenset()  # align refuses an unknown method
     stretches = any(
-        (s.scales and "scale" in moves) or (s.matrix == "GL" and "matrix" in moves) for s in symmetry.strands
+        (s.scales and "scale" in moves) or (s.matrix == "GL" and "matrix" in moves) for s in symmetry.wire_specs
     )
     ways: dict[tuple[int, int], Element] = {}
     for i in range(len(models)):

@@ -62,10 +62,10 @@ class FeatureMatching:
         return total
 
     def _move(self, s: int, element: Element, extra: Tensor) -> Move:
-        strand, move = self.moving.strands[s], identity_move(self.moving.strands, s)
-        many, n = prod(copies(self.moving.strands, s)), strand.size
+        strand, move = self.moving.wire_specs[s], identity_move(self.moving.wire_specs, s)
+        many, n = prod(copies(self.moving.wire_specs, s)), strand.size
         counts = torch.arange(many)
-        source = element.carry(counts.reshape(copies(self.moving.strands, s)), strand.bases).flatten()
+        source = element.carry(counts.reshape(copies(self.moving.wire_specs, s)), strand.bases).flatten()
         order = torch.arange(n).expand(many, n)
         if strand.permutes:
             fit, _ = self._best_signs(self.fits.get(s, {}), s, (many * n, many * n))
@@ -87,14 +87,14 @@ class FeatureMatching:
         return move
 
     def _best_signs(self, fits: Mapping[Flips, Tensor], s: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        count = self.moving.strands[s].signs
+        count = self.moving.wire_specs[s].signs
         fit, signs = best_signs(fits, count if self.signs else 0, shape)
         return fit, signs if self.signs else torch.ones(count, *shape, dtype=torch.float64)
 
     def _best_inside(self, t: int) -> Float[Tensor, "outer outer"]:
         """For every two units that hold units of strand t: how well those fit in their best order."""
-        n = self.moving.strands[t].size
-        outer = prod(copies(self.moving.strands, t))
+        n = self.moving.wire_specs[t].size
+        outer = prod(copies(self.moving.wire_specs, t))
         fit, _ = self._best_signs(self.fits[t], t, (outer * n, outer * n))
         blocks = fit.reshape(outer, n, outer, n).transpose(1, 2).flatten(0, 1)
         best = [float(block[torch.arange(n), linear_assignment(block)].sum()) for block in blocks]
@@ -144,14 +144,14 @@ def unit_count(strands: tuple[WireSpec, ...], s: int) -> int:
 
 def source_units(element: Element, s: int) -> Int[Tensor, " units"]:
     """For every unit of a strand, copies included: which unit the element brings to its place."""
-    shape = (*copies(element.strands, s), element.strands[s].size)
-    return element.carry(torch.arange(prod(shape)).reshape(shape), (*element.strands[s].bases, s)).flatten()
+    shape = (*copies(element.wire_specs, s), element.wire_specs[s].size)
+    return element.carry(torch.arange(prod(shape)).reshape(shape), (*element.wire_specs[s].bases, s)).flatten()
 
 
 def sign_factors(element: Element, s: int, flips: Flips) -> Float[Tensor, " units"]:
     """The sign that the element gives to every unit before it moves, in tensors with some exponents of signs."""
     sign = element.moves[s].sign
-    found = torch.ones(unit_count(element.strands, s), dtype=torch.float64)
+    found = torch.ones(unit_count(element.wire_specs, s), dtype=torch.float64)
     for k, flip in enumerate(flips if sign is not None else ()):
         found = found * sign[k].flatten() if flip % 2 and sign is not None else found
     return found
@@ -197,27 +197,27 @@ class RelaxedElement:
         >>> from intertwine.symmetry.geometry import act
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         >>> sym = intertwine.symmetry(model, torch.zeros(1, 3))
-        >>> even = RelaxedElement(sym.strands, {0: RelaxedMove(torch.full((4, 4), 0.25))})
+        >>> even = RelaxedElement(sym.wire_specs, {0: RelaxedMove(torch.full((4, 4), 0.25))})
         >>> bias = act(sym.layouts["0.bias"], model[0].bias, even)
         >>> torch.allclose(bias, model[0].bias.mean().expand(4))
         True
     """
 
-    strands: tuple[WireSpec, ...]
+    wire_specs: tuple[WireSpec, ...]
     mixtures: Mapping[int, RelaxedMove]
 
-    def depth(self, strand: int) -> int:
+    def depth(self, wire: int) -> int:
         """How many fibres lie below a strand; fibres act before their bases."""
-        return len(self.strands[strand].bases)
+        return len(self.wire_specs[wire].bases)
 
-    def act_on_leaf(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int = 1) -> Tensor:
+    def act_on_axis(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int = 1) -> Tensor:
         """Act on one exposed dimension of a tensor (see `symmetry.layout.act`)."""
         leaf = dims[dim].tree
         assert isinstance(leaf, WireAxis)
-        mixture = self.mixtures.get(leaf.strand)
+        mixture = self.mixtures.get(leaf.wire)
         if mixture is None:
             return x
-        places = [*base_dims(dims, dim, self.strands[leaf.strand].bases), dim]
+        places = [*base_dims(dims, dim, self.wire_specs[leaf.wire].bases), dim]
         factor = mixture.factor(leaf, degree)
         if factor is not None:
             x = x * spread(factor, places, x.ndim).to(x.device, x.dtype)
@@ -279,15 +279,15 @@ Value = Callable[[Tensor], Tensor]  # of a mixture of units: how well B so mixed
 
 def frank_wolfe_step(pair: MatchingState, s: int) -> bool:
     """Bring a strand into the best order found, all others held still; whether anything moved."""
-    strand = pair.strands[s]
+    strand = pair.wire_specs[s]
     if not strand.permutes or s not in pair.around[s]:
         return False
     value, degree = _fit(pair, s), _times(pair, s)
-    many = copies(pair.strands, s)
+    many = copies(pair.wire_specs, s)
     still = torch.eye(strand.size, dtype=torch.float64).expand(*many, strand.size, strand.size)
     orders = [frank_wolfe_order(value, start, degree) for start in (still, torch.full_like(still, 1 / strand.size))]
     best = max(orders, key=lambda order: float(value(matrix_of(order))))
-    return pair.step({s: replace(identity_move(pair.strands, s), permutation=best)})
+    return pair.step({s: replace(identity_move(pair.wire_specs, s), permutation=best)})
 
 
 def _fit(pair: MatchingState, s: int) -> Value:
@@ -295,11 +295,11 @@ def _fit(pair: MatchingState, s: int) -> Value:
     touched = [(pair.a[i].double().cpu(), pair.b[i].double().cpu(), pair.blocks[i]) for i in pair.touched[s]]
 
     def value(mixture: Tensor) -> Tensor:
-        actor = RelaxedElement(pair.strands, {s: RelaxedMove(mixture)})
+        actor = RelaxedElement(pair.wire_specs, {s: RelaxedMove(mixture)})
         total = torch.zeros((), dtype=torch.float64)
         for a, b, block in touched:
             for d in block.places(s):
-                b = actor.act_on_leaf(b, d, block.dims)
+                b = actor.act_on_axis(b, d, block.dims)
             total = total + (a * b).sum()
         return total
 
@@ -388,12 +388,12 @@ def _try(pair: MatchingState, moves: dict[int, Move]) -> bool:
 
 
 def _plain_moves(pair: MatchingState, s: int, signs: bool) -> dict[int, Move]:
-    strand = pair.strands[s]
+    strand = pair.wire_specs[s]
     fit, pattern = _best_signs(pair, s, signs, _fits(pair, s, signs))
     order = (
         torch.stack([_assign(f) for f in fit]) if strand.permutes else torch.arange(strand.size).expand(fit.shape[:2])
     )
-    move = identity_move(pair.strands, s)
+    move = identity_move(pair.wire_specs, s)
     if strand.permutes:
         move = replace(move, permutation=order.reshape(_shape(move)))
     if pattern is not None and move.sign is not None:
@@ -414,7 +414,7 @@ def _fits(pair: MatchingState, s: int, signs: bool) -> dict[tuple[int, ...], Fit
     """How well units fit, summed over places; with `signs`, over those with the same exponents of signs."""
     groups: dict[tuple[int, ...], list[StateSlot]] = {}
     for place in pair.places[s]:
-        groups.setdefault(tuple(int(f) for f in place.leaf.flips) if signs else (), []).append(place)
+        groups.setdefault(tuple(int(f) for f in place.axis.flips) if signs else (), []).append(place)
     return {flips: pair.products.total(places) for flips, places in groups.items()}
 
 
@@ -429,7 +429,7 @@ def _best_signs(
     pair: MatchingState, s: int, signs: bool, fits: dict[tuple[int, ...], Tensor]
 ) -> tuple[Fit, Tensor | None]:
     """The fit with the best signs for each pair of units, and which combination of signs that is."""
-    count = pair.strands[s].signs
+    count = pair.wire_specs[s].signs
     if not (signs and count) or count > MOST_SIGNS:
         return sum(fits.values(), torch.zeros(())), None
     ways = []
@@ -449,13 +449,13 @@ def _assign(fit: Float[Tensor, "n n"]) -> Tensor:
 
 def _inner_strands(pair: MatchingState, s: int) -> list[int]:
     """The strands fibred over s alone that permute, where there are few enough pairs to look into all of them."""
-    if pair.strands[s].bases or not pair.strands[s].permutes or pair.strands[s].size ** 2 > MOST_PAIRS:
+    if pair.wire_specs[s].bases or not pair.wire_specs[s].permutes or pair.wire_specs[s].size ** 2 > MOST_PAIRS:
         return []
-    return [t for t in sorted(pair.movable) if pair.strands[t].bases == (s,) and pair.strands[t].permutes]
+    return [t for t in sorted(pair.movable) if pair.wire_specs[t].bases == (s,) and pair.wire_specs[t].permutes]
 
 
 def _nested_moves(pair: MatchingState, s: int, inner: list[int]) -> dict[int, Move]:
-    n = pair.strands[s].size
+    n = pair.wire_specs[s].size
     total = np.zeros((n, n))
     for place in _without(pair, s, inner):
         total += _products(pair.rows_of_a(place), pair.rows_of_b(place))[0].double().numpy()
@@ -464,13 +464,13 @@ def _nested_moves(pair: MatchingState, s: int, inner: list[int]) -> dict[int, Mo
         orders[t], value = _orders_inside(pair, t)
         total += value
     partner = linear_sum_assignment(total, maximize=True)[1]
-    moves = {s: replace(identity_move(pair.strands, s), permutation=torch.from_numpy(partner))}
+    moves = {s: replace(identity_move(pair.wire_specs, s), permutation=torch.from_numpy(partner))}
     stays = np.array_equal(partner, np.arange(n))
     for t in inner:
-        at_source = np.empty((n, pair.strands[t].size), dtype=np.int64)
+        at_source = np.empty((n, pair.wire_specs[t].size), dtype=np.int64)
         at_source[partner] = orders[t][np.arange(n), partner]
-        stays = stays and bool((at_source == np.arange(pair.strands[t].size)).all())
-        moves[t] = replace(identity_move(pair.strands, t), permutation=torch.from_numpy(at_source))
+        stays = stays and bool((at_source == np.arange(pair.wire_specs[t].size)).all())
+        moves[t] = replace(identity_move(pair.wire_specs, t), permutation=torch.from_numpy(at_source))
     return {} if stays else moves
 
 

@@ -65,22 +65,22 @@ def matrix_step(pair: MatchingState, s: int) -> bool:
 
 def best_matrix(pair: MatchingState, s: int, products: Grams) -> Square:
     """The matrix of the strand's own kind that fits some products best."""
-    kind = pair.strands[s].matrix
+    kind = pair.wire_specs[s].matrix
     return nearest_general(products) if kind == "GL" else nearest_orthogonal(products.cross.sum(0), kind == "O1")
 
 
 def matrix_move(pair: MatchingState, s: int, matrix: Square) -> Move:
-    move = identity_move(pair.strands, s)
+    move = identity_move(pair.wire_specs, s)
     assert move.matrix is not None
     return replace(move, matrix=matrix.reshape(move.matrix.shape))
 
 
 def grams(pair: MatchingState, s: int, b: Sequence[Tensor] | None = None) -> Grams:
     """The products of a strand's slices, summed over its places; with other blocks of `b` where they are given."""
-    shape = pair.copies(s), pair.strands[s].size
+    shape = pair.copies(s), pair.wire_specs[s].size
     cross, own_a, own_b = (torch.zeros(2, shape[0], shape[1], shape[1], dtype=torch.float64) for _ in range(3))
     for place in pair.places[s]:
-        side = 0 if place.leaf.powers[0] > 0 else 1
+        side = 0 if place.axis.powers[0] > 0 else 1
         x = pair.rows_of_a(place).double()
         y = place.rows((pair.b if b is None else b)[place.block]).double()
         cross[side] += (x @ y.mT).cpu()
@@ -216,12 +216,12 @@ def _follow_slope(pair: MatchingState, s: int) -> bool:
     """A step down the slope of the objective, halved until the objective falls."""
     products = grams(pair, s)
     size = _trace(products.b.sum(0))
-    if pair.strands[s].matrix == "GL":
+    if pair.wire_specs[s].matrix == "GL":
         slope = (products.cross[0] - products.b[0]) - (products.cross[1] - products.b[1]).mT
         step = _sylvester(products.b[0], products.b[1], slope, 1e-3 * size)
     else:
         cross = products.cross.sum(0)
-        if pair.strands[s].matrix == "O1":
+        if pair.wire_specs[s].matrix == "O1":
             inside = torch.eye(cross.shape[-1], dtype=cross.dtype) - 1 / cross.shape[-1]
             cross = inside @ cross @ inside
         step = (cross - cross.mT) / torch.linalg.matrix_norm(cross, 2).clamp(min=1e-300)[..., None, None]
@@ -259,12 +259,12 @@ class HeadGroup:
 def head_step(pair: MatchingState, s: int) -> bool:
     """Bring heads that hold matrices into the best order, with the best insides; whether anything moved."""
     family = _family(pair, s)
-    if not family.matrices or not pair.strands[s].permutes:
+    if not family.matrices or not pair.wire_specs[s].permutes:
         return False
     moves = _orders(pair, family)
     if all(torch.equal(m.permutation, _still(pair, t)) for t, m in moves.items() if m.permutation is not None):
         return False  # what is inside has visits of its own
-    step = Element(pair.strands, moves, pair.symmetry.signature)
+    step = Element(pair.wire_specs, moves, pair.symmetry.signature)
     partner = moves[s].permutation
     moved = [pair.act(step, i) if i in pair.touched[s] else x for i, x in enumerate(pair.b)]
     for t in family.matrices:
@@ -274,14 +274,14 @@ def head_step(pair: MatchingState, s: int) -> bool:
 
 
 def _still(pair: MatchingState, t: int) -> Tensor:
-    order = identity_move(pair.strands, t).permutation
+    order = identity_move(pair.wire_specs, t).permutation
     assert order is not None
     return order
 
 
 def _family(pair: MatchingState, s: int) -> HeadGroup:
-    over = [t for t in sorted(pair.movable) if pair.strands[t].bases == (s,)]
-    strands = pair.strands
+    over = [t for t in sorted(pair.movable) if pair.wire_specs[t].bases == (s,)]
+    strands = pair.wire_specs
     return HeadGroup(
         s,
         tuple(t for t in over if strands[t].matrix),
@@ -291,7 +291,7 @@ def _family(pair: MatchingState, s: int) -> HeadGroup:
 
 
 def _two_sided(pair: MatchingState, t: int) -> bool:
-    return all(abs(place.leaf.powers[0]) == 1 for place in pair.places[t])
+    return all(abs(place.axis.powers[0]) == 1 for place in pair.places[t])
 
 
 def _at_source(found: Tensor, partner: Tensor | None) -> Tensor:
@@ -304,9 +304,11 @@ def _at_source(found: Tensor, partner: Tensor | None) -> Tensor:
 
 def _orders(pair: MatchingState, family: HeadGroup) -> dict[int, Move]:
     """The best order of heads, and of what has an order inside them."""
-    n = pair.strands[family.heads].size
+    n = pair.wire_specs[family.heads].size
     total = torch.zeros(n, n, dtype=torch.float64)
-    inside = {u: torch.zeros(n, n, k, k, dtype=torch.float64) for u in family.orders for k in (pair.strands[u].size,)}
+    inside = {
+        u: torch.zeros(n, n, k, k, dtype=torch.float64) for u in family.orders for k in (pair.wire_specs[u].size,)
+    }
     for t in (*family.matrices, *family.scales):
         plain, split = _invariant_fit(pair, family, t)
         total += plain
@@ -320,10 +322,10 @@ def _orders(pair: MatchingState, family: HeadGroup) -> dict[int, Move]:
     orders = {u: _best_orders(fit) for u, fit in inside.items()}
     total += sum((value for _, value in orders.values()), torch.zeros(()))
     partner = torch.from_numpy(linear_sum_assignment(total.numpy(), maximize=True)[1])
-    moves = {family.heads: replace(identity_move(pair.strands, family.heads), permutation=partner)}
+    moves = {family.heads: replace(identity_move(pair.wire_specs, family.heads), permutation=partner)}
     for u, (order, _) in orders.items():
         own = order[torch.arange(n), partner]
-        moves[u] = replace(identity_move(pair.strands, u), permutation=_at_source(own, partner))
+        moves[u] = replace(identity_move(pair.wire_specs, u), permutation=_at_source(own, partner))
     return moves
 
 
@@ -346,11 +348,11 @@ def _invariant_fit(pair: MatchingState, family: HeadGroup, t: int) -> tuple[Fit,
 
     Products of weights are brought back to the size of weights, so that they can be added to other fits.
     """
-    n, diagonal = pair.strands[family.heads].size, t in family.scales
+    n, diagonal = pair.wire_specs[family.heads].size, t in family.scales
     whole: list[Tensor | float] = [0.0, 0.0]
     split: list[dict[int, Tensor]] = [{}, {}]
     for place in pair.places[t]:
-        side = 0 if place.leaf.powers[0] > 0 else 1
+        side = 0 if place.axis.powers[0] > 0 else 1
         u = _order_beside(pair, family, place)
         x, y = (_slices(pair, blocks[place.block], place, u) for blocks in (pair.a, pair.b))
         products = torch.einsum("igae,jhae->ijgha" if diagonal else "igae,jhbe->ijghab", x, y).cpu()

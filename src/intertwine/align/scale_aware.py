@@ -63,12 +63,12 @@ class ScaleTerms:
 
 def scale_step(pair: MatchingState, s: int) -> bool:
     """Give every unit of a strand its best scales, one kind of scale after the other; whether anything moved."""
-    moved = [_rescale_one(pair, s, k) for k in range(pair.strands[s].scales)]
+    moved = [_rescale_one(pair, s, k) for k in range(pair.wire_specs[s].scales)]
     return any(moved)
 
 
 def _rescale_one(pair: MatchingState, s: int, k: int) -> bool:
-    move = identity_move(pair.strands, s)
+    move = identity_move(pair.wire_specs, s)
     assert move.scale is not None
     terms = _terms(pair, s, k)
     if not terms:
@@ -89,7 +89,7 @@ def _terms(pair: MatchingState, s: int, k: int) -> dict[float, ScaleTerms]:
     """Exponent → its terms, for the k-th scale of a strand."""
     found: dict[float, ScaleTerms] = {}
     for place in pair.places[s]:
-        power = place.leaf.power[k]
+        power = place.axis.power[k]
         if power:
             terms = ScaleTerms(*_lengths_scales(pair.rows_of_a(place), pair.rows_of_b(place)))
             found[power] = found[power] + terms if power in found else terms
@@ -187,10 +187,10 @@ FEWEST = 8
 
 def evidence_scale_step(pair: MatchingState, s: int) -> bool:
     """Give the units of a strand the scales there is evidence for, whether or not that lowers the distance."""
-    move = identity_move(pair.strands, s)
+    move = identity_move(pair.wire_specs, s)
     if move.scale is None:
         return False
-    logs = torch.stack([_log_scale(pair, s, k) for k in range(pair.strands[s].scales)])
+    logs = torch.stack([_log_scale(pair, s, k) for k in range(pair.wire_specs[s].scales)])
     if not bool(logs.any()):
         return False
     scale = logs.clamp(-LARGEST, LARGEST).exp().reshape(move.scale.shape)
@@ -238,10 +238,10 @@ def _spread(x: Float[Tensor, " units"]) -> float:
 
 def _side(pair: MatchingState, s: int, k: int, side: int) -> tuple[Float[Tensor, " units"], Tensor]:
     """ln of the scale that gives B's slices the lengths of A's, over places with exponents of one sign; where known."""
-    count = pair.strands[s].size * pair.copies(s)
+    count = pair.wire_specs[s].size * pair.copies(s)
     above, below = torch.zeros(2, count, dtype=torch.float64)
     for place in pair.places[s]:
-        power = place.leaf.power[k]
+        power = place.axis.power[k]
         if power * side > 0:
             a, b = (_lengths(x) for x in (pair.rows_of_a(place), pair.rows_of_b(place)))
             there = (a.square() > DEAD) & (b.square() > DEAD)
@@ -254,7 +254,7 @@ def _side(pair: MatchingState, s: int, k: int, side: int) -> tuple[Float[Tensor,
 def _log_lengths(pair: MatchingState, s: int, k: int, which: str) -> Float[Tensor, " units"]:
     """ln of the length of every unit's slices in one of the networks, over the places the scale enters."""
     rows = pair.rows_of_a if which == "a" else pair.rows_of_b
-    squares = sum(_lengths(rows(place)).square() for place in pair.places[s] if place.leaf.power[k])
+    squares = sum(_lengths(rows(place)).square() for place in pair.places[s] if place.axis.power[k])
     return torch.as_tensor(squares).clamp(min=DEAD).log() / 2
 
 

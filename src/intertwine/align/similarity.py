@@ -153,7 +153,7 @@ Matrix = Float[Tensor, "units units"]
 def rows_of(site: BlockSlot, permuted: Collection[int] = ()) -> Float[Tensor, "units entries"]:
     """One row per copy and unit of the site's strand; what `permuted` strands reorder is sorted."""
     dims = site.block.dims
-    foreign = [d for d in site.rest if isinstance(dims[d].tree, WireAxis) and site.block.leaf(d).strand in permuted]
+    foreign = [d for d in site.rest if isinstance(dims[d].tree, WireAxis) and site.block.wire_axis(d).wire in permuted]
     plain = [d for d in site.rest if d not in foreign]
     x = site.block.data.permute(*site.front, *plain, *foreign)
     if foreign:
@@ -170,23 +170,23 @@ def slots_of(layout: Layout, x: Tensor, strand: int, strands: tuple[WireSpec, ..
 class MovableStrands:
     """The strands that may move, among all."""
 
-    strands: tuple[WireSpec, ...]
+    wire_specs: tuple[WireSpec, ...]
     movable: frozenset[int]
 
     @cached_property
     def permuted(self) -> frozenset[int]:
-        return frozenset(s for s in self.movable if self.strands[s].permutes)
+        return frozenset(s for s in self.movable if self.wire_specs[s].permutes)
 
     @cached_property
     def in_order(self) -> list[int]:
         """Bases before what stands over them."""
-        return sorted(self.movable, key=lambda s: (len(self.strands[s].bases), s))
+        return sorted(self.movable, key=lambda s: (len(self.wire_specs[s].bases), s))
 
     def inside(self, s: int) -> list[int]:
         """The strands fibred over s alone that permute, where there are few enough pairs to look into all of them."""
-        if s not in self.permuted or self.strands[s].bases or self.strands[s].size ** 2 > MOST_PAIRS:
+        if s not in self.permuted or self.wire_specs[s].bases or self.wire_specs[s].size ** 2 > MOST_PAIRS:
             return []
-        return [t for t in sorted(self.permuted) if self.strands[t].bases == (s,)]
+        return [t for t in sorted(self.permuted) if self.wire_specs[t].bases == (s,)]
 
 
 @dataclass(frozen=True)
@@ -235,13 +235,13 @@ class PairedActivations:
         return plan
 
     def _take(self, s: int, name: str, layout: Layout, a: Tensor, b: Tensor) -> None:
-        inside, strands = set(self.moving.inside(s)), self.moving.strands
+        inside, strands = set(self.moving.inside(s)), self.moving.wire_specs
         pairs = zip(*(slots_of(layout, x, s, strands) for x in (a, b)), strict=True)
         for number, (x, y) in enumerate(pairs):
-            if inside & {leaf.strand for leaf in _leaves(x)}:
+            if inside & {leaf.wire for leaf in _leaves(x)}:
                 continue  # judged by the best order inside
-            flips = tuple(int(f) % 2 for f in x.leaf.flips)
-            kind = ActivationKind(flips if self.signs else (), x.leaf.power if self.scales else ())
+            flips = tuple(int(f) % 2 for f in x.axis.flips)
+            kind = ActivationKind(flips if self.signs else (), x.axis.power if self.scales else ())
             self.names.setdefault(s, {})[name] = None
             rows = (rows_of(site, self.moving.permuted) for site in (x, y))
             self.products.setdefault(s, {}).setdefault(kind, CrossMoments()).add((name, number), *rows)

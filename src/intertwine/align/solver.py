@@ -28,7 +28,7 @@ from intertwine.symmetry.symmetry import Symmetry
 
 def coordinate_step(pair: MatchingState, s: int, signs: bool = False) -> bool:
     """Give a strand its best matrix, or its best order (with `signs`: order and signs); whether anything moved."""
-    if pair.strands[s].matrix:
+    if pair.wire_specs[s].matrix:
         return matrix_step(pair, s)
     matched = head_step(pair, s)
     return permutation_step(pair, s, signs) or matched
@@ -59,7 +59,7 @@ def coordinate_descent(
             waiting.discard(s)
             if visit(pair, s):
                 waiting.update(t for t in pair.around[s] if t in pair.movable)
-                history.append(AlignmentStep(start, sweep, pair.strands[s].name, pair.objective))
+                history.append(AlignmentStep(start, sweep, pair.wire_specs[s].name, pair.objective))
         if not waiting or before - pair.objective <= least * before:
             break
     return history
@@ -82,11 +82,11 @@ def from_embeddings(
     """The element of permutations and matrices (with `signs`: and signs) found from the outside in."""
     element = symmetry.identity()
     met = {
-        name: {leaf.strand for leaf in layout.leaves()} & {*movable}
+        name: layout.wires & {*movable}
         for name, layout in symmetry.layouts.items()
         if name in a and a[name].is_floating_point()
     }
-    waiting = _families(symmetry.strands, movable)
+    waiting = _families(symmetry.wire_specs, movable)
     while waiting:
         unknown = {s for family in waiting for s in family}
 
@@ -156,7 +156,7 @@ class AlignmentProblem:
     @property
     def matrices(self) -> bool:
         """Whether whole matrices act."""
-        return any(s.matrix for s in self.symmetry.strands)
+        return any(s.matrix for s in self.symmetry.wire_specs)
 
     def from_embeddings(self, signs: bool = False) -> Element:
         """The way from the tensors that show one wire alone inwards."""
@@ -180,7 +180,7 @@ def permutations_of(element: Element, *kept: str) -> Element:
     moves = {}
     for i, move in element.moves.items():
         parts = {name: part for name, part in move.items() if name in ("permutation", *kept)}
-        moves[i] = replace(identity_move(element.strands, i), **parts)
+        moves[i] = replace(identity_move(element.wire_specs, i), **parts)
     return replace(element, moves=moves)
 
 

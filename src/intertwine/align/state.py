@@ -28,7 +28,7 @@ class StateSlot:
     """One occurrence of a strand: in which block, along which dimensions (bases, then its own), and what is left."""
 
     block: int
-    leaf: WireAxis
+    axis: WireAxis
     front: tuple[int, ...]
     rest: tuple[int, ...]
 
@@ -55,7 +55,7 @@ def counted_weights(
     """Those weights of a model that the objective counts."""
     tied = tied_names(model)
     parameters = {tied[name] for name, _ in model.named_parameters()}
-    moving = {name for name, layout in symmetry.layouts.items() if any(True for _ in layout.leaves())}
+    moving = {name for name, layout in symmetry.layouts.items() if layout.moves}
     return {
         name: tensor
         for name, tensor in weights.items()
@@ -185,7 +185,7 @@ class MatchingState:
     ) -> None:
         self.symmetry = symmetry
         self.movable = frozenset(movable)  # the strands that steps may move
-        self.strands = symmetry.strands
+        self.wire_specs = symmetry.wire_specs
         self.weights_a = a
         self.weights_b = {n: t.to(a[n].device) for n, t in b.items()}
         cut = block_weights(symmetry, a)
@@ -193,7 +193,7 @@ class MatchingState:
         self.blocks: tuple[WeightBlock, ...] = cut.blocks
         self.places = _places(cut)
         self.touched = [tuple(dict.fromkeys(p.block for p in places)) for places in self.places]
-        self.around = [self._neighbours(s) for s in range(len(self.strands))]
+        self.around = [self._neighbours(s) for s in range(len(self.wire_specs))]
         self.unmoved = unmoved_part(symmetry, a, self.weights_b)
         self._rows: dict[StateSlot, Tensor] = {}
         self.products = InnerProducts(self.rows_of_a, self.rows_of_b, lambda i: self.b[i])
@@ -211,7 +211,7 @@ class MatchingState:
     @property
     def element(self) -> Element:
         """The element that has moved `b` so far."""
-        return Element(self.strands, dict(self.moves), self.symmetry.signature)
+        return Element(self.wire_specs, dict(self.moves), self.symmetry.signature)
 
     @property
     def objective(self) -> float:
@@ -224,7 +224,7 @@ class MatchingState:
 
     def copies(self, s: int) -> int:
         """How many copies of a strand there are, over all its bases together."""
-        return prod(self.strands[b].size for b in self.strands[s].bases)
+        return prod(self.wire_specs[b].size for b in self.wire_specs[s].bases)
 
     def part(self, s: int) -> float:
         """What the blocks of one strand add to the objective; a block of two strands is part of both."""
@@ -241,7 +241,7 @@ class MatchingState:
 
     def step(self, moves: Mapping[int, Move], least: float = LEAST) -> bool:
         """Move some strands if that lowers the distance of what they touch by a share `least` of it; whether it did."""
-        step = Element(self.strands, dict(moves), self.symmetry.signature)
+        step = Element(self.wire_specs, dict(moves), self.symmetry.signature)
         found = {i: self.act(step, i) for i in dict.fromkeys(i for s in moves for i in self.touched[s])}
         squares = {i: squared_distance(self.a[i], x) for i, x in found.items()}
         fall = sum(self.squares[i] - squares[i] for i in found)
@@ -255,27 +255,27 @@ class MatchingState:
     def act(self, step: Element, i: int) -> Tensor:
         """A block moved by a step; a fibre is read in the coordinates its base still has, so it goes first."""
         x, dims = self.b[i], self.blocks[i].dims
-        there = [d for d, dim in enumerate(dims) if isinstance(dim.tree, WireAxis) and dim.tree.strand in step.moves]
-        for d in sorted(there, key=lambda d: -step.depth(self.blocks[i].leaf(d).strand)):
-            x = step.act_on_leaf(x, d, dims)
+        there = [d for d, dim in enumerate(dims) if isinstance(dim.tree, WireAxis) and dim.tree.wire in step.moves]
+        for d in sorted(there, key=lambda d: -step.depth(self.blocks[i].wire_axis(d).wire)):
+            x = step.act_on_axis(x, d, dims)
         return x
 
     def _compose(self, step: Element) -> None:
         """The element after a step. Only the strands that step change, so only they and their bases are looked at."""
         near = {b for s in step.moves for b in self._below(s)}
-        whole = {i: step.moves.get(i) or identity_move(self.strands, i) for i in near if i in self.moves}
-        before = Element(self.strands, {i: self.moves[i] for i in whole}, step.signature)
+        whole = {i: step.moves.get(i) or identity_move(self.wire_specs, i) for i in near if i in self.moves}
+        before = Element(self.wire_specs, {i: self.moves[i] for i in whole}, step.signature)
         after = replace(step, moves=whole) @ before
         self.moves |= {s: after.moves[s] for s in step.moves}
 
     def _below(self, s: int) -> set[int]:
-        return {s}.union(*(self._below(b) for b in self.strands[s].bases))
+        return {s}.union(*(self._below(b) for b in self.wire_specs[s].bases))
 
     def _neighbours(self, s: int) -> tuple[int, ...]:
         """The strands that share a block with one, itself among them if it enters a block twice."""
         found: dict[int, None] = {}
         for i in self.touched[s]:
-            met = [d.tree.strand for d in self.blocks[i].dims if isinstance(d.tree, WireAxis)]
+            met = [d.tree.wire for d in self.blocks[i].dims if isinstance(d.tree, WireAxis)]
             found |= dict.fromkeys(t for t in met if t != s or met.count(s) > 1)
         return tuple(found)
 
@@ -283,7 +283,7 @@ class MatchingState:
 def _places(cut: BlockedWeights) -> tuple[tuple[StateSlot, ...], ...]:
     number = {id(block): i for i, block in enumerate(cut.blocks)}
     return tuple(
-        tuple(StateSlot(number[id(site.block)], site.leaf, site.front, site.rest) for site in sites)
+        tuple(StateSlot(number[id(site.block)], site.axis, site.front, site.rest) for site in sites)
         for sites in cut.sites
     )
 

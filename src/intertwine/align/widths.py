@@ -40,7 +40,7 @@ LEAST = 1e-9
 
 def check_same_but_widths(a: Symmetry, b: Symmetry) -> None:
     """Refuse networks that differ in more than the sizes of wires, and wires that are no plain units."""
-    calls = [[call.op for call in s._discovery.graph.program.calls] for s in (a, b)]
+    calls = [[call.op for call in s.geometry.graph.program.calls] for s in (a, b)]
     names = [[w.name for w in s.wires] for s in (a, b)]
     alike = calls[0] == calls[1] and names[0] == names[1] and a.layouts.keys() == b.layouts.keys()
     for name in a.layouts if alike else ():
@@ -55,7 +55,7 @@ def check_same_but_widths(a: Symmetry, b: Symmetry) -> None:
             "The two networks differ in more than their widths: they do not have the same layers and wires. Compare "
             "intertwine.symmetry(a, …).wires with intertwine.symmetry(b, …).wires."
         )
-    for s, wire in zip(a.strands, a.wires, strict=False):
+    for s, wire in zip(a.wire_specs, a.wires, strict=False):
         if s.bases or not s.permutes:
             why = "lies inside another one" if s.bases else "cannot be permuted"
             raise InputError(
@@ -74,7 +74,7 @@ def _same_shape(a: Sequence[LayoutAxis], b: Sequence[LayoutAxis]) -> bool:
 def _same_tree(a: LayoutAxis, b: LayoutAxis) -> bool:
     match a, b:
         case WireAxis(), WireAxis():
-            return a.strand == b.strand
+            return a.wire == b.wire
         case FixedAxis(), FixedAxis():
             return a.size == b.size
         case (ProductAxis(), ProductAxis()) | (SumAxis(), SumAxis()):
@@ -89,7 +89,7 @@ def reading_axes(symmetry: Symmetry, model: nn.Module) -> Reads:
     for path, module in model.named_modules():
         for key in [*module._parameters, *module._buffers]:
             name = tied.get(f"{path}.{key}" if path else key)
-            if name is None or name in found or not any(True for _ in symmetry.layouts.get(name, Layout(())).leaves()):
+            if name is None or name in found or not symmetry.layouts.get(name, Layout(())).moves:
                 continue
             found[name] = _reading_axis(module, key, name)
     for wire in symmetry.wires:
@@ -156,7 +156,7 @@ class WidthTransport:
         for first, second in self.blocks:
             for place in first.places(s):
                 others = [d for d, dim in enumerate(first.dims) if isinstance(dim.tree, WireAxis) and d != place]
-                if any(first.leaf(d).strand not in plans for d in others):
+                if any(first.wire_axis(d).wire not in plans for d in others):
                     gain = torch.zeros(first.data.shape[place], second.data.shape[place], dtype=torch.float64)
                 else:
                     x = self._moved(second, plans, others) * self._factor(second, first, place)
@@ -175,7 +175,7 @@ class WidthTransport:
     def _moved(self, block: WeightBlock, plans: Plans, dims: Sequence[int]) -> Tensor:
         x = block.data
         for d in dims:
-            plan = plans[block.leaf(d).strand]
+            plan = plans[block.wire_axis(d).wire]
             x = mix_along(x, d, plan * (plan.shape[1] if self._reads(block, d) else plan.shape[0]))
         return x
 
@@ -320,7 +320,7 @@ def _mix(x: Tensor, axis: int, tree: LayoutAxis, plans: Plans, reads: bool) -> T
     """One axis of a tensor of b in the width of a. The sums of variances need no eps: means keep it."""
     match tree:
         case WireAxis():
-            plan = plans[tree.strand]
+            plan = plans[tree.wire]
             return mix_along(x, axis, plan * (plan.shape[1] if reads else plan.shape[0]))
         case ProductAxis():
             inner = x.unflatten(axis, [part.size for part in tree.parts])

@@ -123,7 +123,7 @@ def check_same_architecture(found: Symmetry, a: nn.Module, b: nn.Module, other: 
                 f"The two networks are of different architectures: {name!r} {words[0]} in the first and {words[1]} in "
                 "the second. Only networks with the same layers can be equivalent by a symmetry."
             )
-    left, right = (s._discovery.graph.program.calls for s in (found, other))
+    left, right = (s.geometry.graph.program.calls for s in (found, other))
     for x, y in zip(left, right, strict=False):
         if x.op != y.op:
             check_same_mode(a, b)

@@ -105,7 +105,7 @@ def canonical_element(
     if order == "nodesort-printed":
         doubt = "as printed, NodeSort depends on the order of the units it sorts wherever two hidden layers meet"
         return _element(symmetry, {}, printed_permutations(block_weights(symmetry, weights), base), {}), (doubt,)
-    cut = block_weights(symmetry, weights, copy=any(s.scales or s.signs for s in symmetry.strands))
+    cut = block_weights(symmetry, weights, copy=any(s.scales or s.signs for s in symmetry.wire_specs))
     scales = ScaleNormaliser(cut).run()
     ordering = sort(cut, order, base)
     element = _ordered_element(symmetry, scales, ordering)
@@ -124,7 +124,7 @@ def sort(cut: BlockedWeights, order: str, base: float) -> Ordering:
 
 
 def _ordered_element(symmetry: Symmetry, scales: Mapping[int, Tensor], ordering: Ordering) -> Element:
-    order = {s: ordering.permutation(s) for s, strand in enumerate(symmetry.strands) if strand.permutes}
+    order = {s: ordering.permutation(s) for s, strand in enumerate(symmetry.wire_specs) if strand.permutes}
     return _element(symmetry, scales, order, ordering.signs)
 
 
@@ -149,7 +149,7 @@ def _same_from_elsewhere(
 ) -> bool:
     """Whether the form is also reached from the form itself with all units shuffled: a choice made no difference."""
     form = transform_weights(symmetry, element, weights)
-    scaled = any(s.scales for s in symmetry.strands)
+    scaled = any(s.scales for s in symmetry.wire_specs)
     for seed in range(2):
         shuffled = symmetry.random(seed)
         order_of = {i: m.permutation for i, m in shuffled.moves.items() if m.permutation is not None}
@@ -178,7 +178,7 @@ def _checked(symmetry: Symmetry, order: str, base: float | int | None) -> float:
         )
     if base is not None and not (finite_float(base) or 0.0) > 1:
         raise InputError(f"NodeSort needs a base above 1, {base!r} was given. The thesis's example uses 10; try 1.1.")
-    matrices = [s.name for s in symmetry.strands if s.matrix]
+    matrices = [s.name for s in symmetry.wire_specs if s.matrix]
     if matrices:
         raise InputError(
             f"The symmetry lets whole matrices act on {matrices[0]!r}; canonical forms know permutations, scales and "
@@ -228,7 +228,7 @@ class CanonicalForm:
         for i, name in enumerate(sorted(self.tensors)):
             x, layout = self.tensors[name], self.symmetry.layouts.get(name)
             digest.update(f"{name} {tuple(x.shape)}".encode())
-            if layout is not None and x.is_floating_point() and any(any(leaf.powers) for leaf in layout.leaves()):
+            if layout is not None and x.is_floating_point() and any(any(leaf.powers) for leaf in layout.wire_axes()):
                 precision = max(precision, COARSEST * torch.finfo(x.dtype).eps)
                 digest.update(sign_bytes(x + layout.shift).cpu().numpy().tobytes())
                 total += (1 + cos(i) / 2) * _summary(x.double() + layout.shift)

@@ -128,7 +128,7 @@ class Ordering:
 
     def __init__(self, pieces: BlockedWeights) -> None:
         self.pieces = pieces
-        strands = pieces.strands
+        strands = pieces.wire_specs
         shapes = [(*copies(strands, i), s.size) for i, s in enumerate(strands)]
         self.ranks: list[Int[Tensor, "*copies n"]] = [
             torch.zeros(shape, dtype=torch.int64) if s.permutes else torch.arange(s.size).expand(shape).clone()
@@ -141,7 +141,7 @@ class Ordering:
         }
         self.resolved = [not unresolved(rank) for rank in self.ranks]
         self.fixed = {
-            s: PartialSolution(pieces, s, [x.leaf.flip for x in pieces.sites[s]], modulus=2) for s in self.signs
+            s: PartialSolution(pieces, s, [x.axis.flip for x in pieces.sites[s]], modulus=2) for s in self.signs
         }
         self.excused: set[tuple[int, Direction]] = set()  # signs that need not be known everywhere: dead units
         self.used: set[tuple[str, int, int]] = set()  # (stage, strand, site): what a site says is heard once
@@ -163,21 +163,21 @@ class Ordering:
     def _by_signs(self) -> bool:
         """Fix signs and compare rows by sign, wherever everything else in a block is known."""
         done = False
-        for s in range(len(self.pieces.strands)):
+        for s in range(len(self.pieces.wire_specs)):
             done |= self._read_signs(s)
             done |= self._compare("signs", s)
         return done
 
     def _by_values(self) -> bool:
         """Compare the rows of one strand by value, so that the next strands can again be told apart by signs."""
-        return any(self._compare("values", s) for s in range(len(self.pieces.strands)))
+        return any(self._compare("values", s) for s in range(len(self.pieces.wire_specs)))
 
     def _by_surroundings(self) -> bool:
         """Compare what units are joined to where its order is not known: as sorted lists, without signs."""
         done = False
         for s in self._open():
             for site in self.pieces.sites[s]:
-                if not self.resolved[s] and not (self.known(s, site) and self._signed(site.leaf)):
+                if not self.resolved[s] and not (self.known(s, site) and self._signed(site.axis)):
                     codes = value_codes(self._sorted_rows(site), site.block.noise)
                     done |= self._update(s, refine(self.ranks[s], codes))
         return done
@@ -202,17 +202,17 @@ class Ordering:
     def _keep_a_sign(self) -> bool:
         """Of the units whose signs can be read only through each other, the first one keeps its own."""
         for s, site in untouched_first(self.pieces, self.fixed):
-            there = ~self.fixed[s].knows(site.leaf.flip) & hidden(site, self._alive(site, own=False))
+            there = ~self.fixed[s].knows(site.axis.flip) & hidden(site, self._alive(site, own=False))
             if bool(there.any()):
                 place = self._places(s)
                 self.choices += 1
-                self.fixed[s].learn(site.leaf.flip, place == place[there].min())
+                self.fixed[s].learn(site.axis.flip, place == place[there].min())
                 return True
         return False
 
     def _places(self, s: int) -> Int[Tensor, "*copies n"]:
         """The canonical position of every index of a strand, over all of its copies."""
-        strands, place = self.pieces.strands, torch.zeros((), dtype=torch.int64)
+        strands, place = self.pieces.wire_specs, torch.zeros((), dtype=torch.int64)
         along_axes = (*strands[s].bases, s)
         for q in along_axes:
             axes = [along_axes.index(b) for b in (*strands[q].bases, q)]
@@ -231,15 +231,15 @@ class Ordering:
 
     def known(self, s: int, site: BlockSlot) -> bool:
         """Whether the order and the signs of everything else in a block are known."""
-        ordered = all(self.resolved[leaf.strand] for _, leaf in site.others())
+        ordered = all(self.resolved[leaf.wire] for _, leaf in site.others())
         return ordered and all(self._signed(leaf) for _, leaf in site.company())
 
     def _signed(self, leaf: WireAxis) -> bool:
         """Whether the signs with which a strand stands in a block are known, dead units aside."""
-        return not any(leaf.flips) or (leaf.strand, leaf.flip) in self.excused or self._complete(leaf)
+        return not any(leaf.flips) or (leaf.wire, leaf.flip) in self.excused or self._complete(leaf)
 
     def _complete(self, leaf: WireAxis) -> bool:
-        return not any(leaf.flips) or self.fixed[leaf.strand].complete(leaf.flip)
+        return not any(leaf.flips) or self.fixed[leaf.wire].complete(leaf.flip)
 
     def _update(self, s: int, rank: Int[Tensor, "*copies n"]) -> bool:
         changed = not torch.equal(rank, self.ranks[s])
@@ -252,7 +252,7 @@ class Ordering:
             return False
         done = False
         for i, site in enumerate(self.pieces.sites[s]):
-            if (stage, s, i) in self.used or not self._signed(site.leaf) or not self.known(s, site):
+            if (stage, s, i) in self.used or not self._signed(site.axis) or not self.known(s, site):
                 continue
             self.used.add((stage, s, i))
             for rows in self._chunks(site, self._alive(site, own=True), SIGNS_COMPARED if stage == "signs" else None):
@@ -286,7 +286,7 @@ class Ordering:
         """The entries of a row in canonical order, as positions; None if that order differs from row to row."""
         for _, leaf in site.others():
             if any(
-                b in {site.block.leaf(f).strand for f in site.front} for b in self.pieces.strands[leaf.strand].bases
+                b in {site.block.wire_axis(f).wire for f in site.front} for b in self.pieces.wire_specs[leaf.wire].bases
             ):
                 return None
         sizes = [site.block.data.shape[d] for d in site.rest]
@@ -296,18 +296,18 @@ class Ordering:
     def _alive(self, site: BlockSlot, own: bool) -> Tensor:
         """The rows of a site, with zeros where they belong to dead units (also of the strand itself with `own`)."""
         x = site.rows
-        for d, leaf in [*site.company(), *([(site.front[-1], site.leaf)] if own else [])]:
+        for d, leaf in [*site.company(), *([(site.front[-1], site.axis)] if own else [])]:
             if not self._complete(leaf):
-                known = self.fixed[leaf.strand].knows(leaf.flip)
+                known = self.fixed[leaf.wire].knows(leaf.flip)
                 x = x * along(known.to(x.dtype), self.pieces, site, d)
         return x
 
     def _carry(self, x: Tensor, site: BlockSlot, dims: Sequence[int]) -> Tensor:
         """Reorder those dimensions of x (which stand for `dims` of the block) that belong to other strands."""
-        strands = self.pieces.strands
-        for d, leaf in sorted(site.others(), key=lambda o: -len(strands[o[1].strand].bases)):
-            bases = base_dims(site.block.dims, d, strands[leaf.strand].bases)
-            index = order_of(self.ranks[leaf.strand]).to(x.device)
+        strands = self.pieces.wire_specs
+        for d, leaf in sorted(site.others(), key=lambda o: -len(strands[o[1].wire].bases)):
+            bases = base_dims(site.block.dims, d, strands[leaf.wire].bases)
+            index = order_of(self.ranks[leaf.wire]).to(x.device)
             places = [dims.index(p) for p in (*bases, d)]
             x = torch.take_along_dim(x, spread(index, places, x.ndim), dims.index(d))
         return x
@@ -315,7 +315,7 @@ class Ordering:
     def _sorted_rows(self, site: BlockSlot) -> Float[Tensor, "*copies n entries"]:
         """Each row sorted within what is known of the order of its entries; without signs where some are open."""
         x = site.rows
-        if not all(self._complete(leaf) for leaf in (site.leaf, *(leaf for _, leaf in site.company()))):
+        if not all(self._complete(leaf) for leaf in (site.axis, *(leaf for _, leaf in site.company()))):
             x = x.abs()
         dims = (*site.front, *site.rest)
         cell = torch.zeros([1] * x.ndim, dtype=torch.int64)
@@ -324,9 +324,9 @@ class Ordering:
             size = site.block.data.shape[d]
             rank, places = torch.arange(size), [dims.index(d)]
             if (d, tree) in site.others():
-                leaf = site.block.leaf(d)
-                rank = self.ranks[leaf.strand]
-                bases = base_dims(site.block.dims, d, self.pieces.strands[leaf.strand].bases)
+                leaf = site.block.wire_axis(d)
+                rank = self.ranks[leaf.wire]
+                bases = base_dims(site.block.dims, d, self.pieces.wire_specs[leaf.wire].bases)
                 places = [dims.index(p) for p in (*bases, d)]
             cell = cell * size + spread(rank, places, x.ndim)
         fronts = len(site.front)
@@ -364,15 +364,15 @@ class Ordering:
         before = fixed.pattern
         for site in self.pieces.sites[s]:
             # what was just read is not applied yet, so a block that the strand enters twice has to wait
-            twice = any(leaf.strand == s for _, leaf in site.company())
-            if self._complete(site.leaf) or (goals and twice) or not self.known(s, site):
+            twice = any(leaf.wire == s for _, leaf in site.company())
+            if self._complete(site.axis) or (goals and twice) or not self.known(s, site):
                 continue
             sign = self._first_sign(site)
-            accepted = ~fixed.knows(site.leaf.flip) & (sign != 0)
+            accepted = ~fixed.knows(site.axis.flip) & (sign != 0)
             if bool(accepted.any()):
-                fixed.learn(site.leaf.flip, accepted)
+                fixed.learn(site.axis.flip, accepted)
                 negative = (accepted & (sign < 0)).to(torch.float64)
-                goals[site.leaf.flip] = goals.get(site.leaf.flip, torch.zeros(())) + negative
+                goals[site.axis.flip] = goals.get(site.axis.flip, torch.zeros(())) + negative
         if torch.equal(before, fixed.pattern):
             return False
         self._apply_signs(s, 1 - 2 * fixed.solve(goals).remainder(2).round())
@@ -381,8 +381,8 @@ class Ordering:
     def _apply_signs(self, s: int, signs: Float[Tensor, "signs *copies n"]) -> None:
         self.signs[s] = self.signs[s] * signs
         for site in self.pieces.sites[s]:
-            if any(site.leaf.flips):
-                multiply(site, torch.stack([signs[k] for k, f in enumerate(site.leaf.flips) if f]).prod(0))
+            if any(site.axis.flips):
+                multiply(site, torch.stack([signs[k] for k, f in enumerate(site.axis.flips) if f]).prod(0))
 
     def _first_sign(self, site: BlockSlot) -> Float[Tensor, "*copies n"]:
         """The sign of the first entry of every row that is not zero, in canonical order."""
@@ -416,7 +416,7 @@ class NodeSort(Ordering):
             if self._read_signs(s):
                 return True
             sites = self.pieces.sites[s]
-            known = [x for x in reversed(sites) if self._signed(x.leaf) and self.known(s, x)]
+            known = [x for x in reversed(sites) if self._signed(x.axis) and self.known(s, x)]
             if not known or ("keys", s, -1) in self.used:
                 continue
             self.used.add(("keys", s, -1))  # one key per strand, as in the thesis
@@ -442,7 +442,7 @@ def inner_product(rows: Tensor, base: float) -> Float[Tensor, "*copies n"]:
 def printed_permutations(pieces: BlockedWeights, base: float) -> dict[int, Int[Tensor, "*copies n"]]:
     """The order as printed: keys of all layers from the weights as they stand, with powers that may overflow."""
     found = {}
-    for s, strand in enumerate(pieces.strands):
+    for s, strand in enumerate(pieces.wire_specs):
         if not (strand.permutes and pieces.sites[s]):
             continue
         site = pieces.sites[s][-1]

@@ -48,9 +48,9 @@ def pair_units(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tens
         return replace(identity, moves=moves)
 
     total = element("scale", lengths_b)
-    for depth in range(1 + max((len(s.bases) for s in symmetry.strands), default=0)):
+    for depth in range(1 + max((len(s.bases) for s in symmetry.wire_specs), default=0)):
         # fibres were paired after their bases had been put in order
-        found = {s: p for s, p in matching.order.items() if len(symmetry.strands[s].bases) == depth}
+        found = {s: p for s, p in matching.order.items() if len(symmetry.wire_specs[s].bases) == depth}
         total = element("permutation", found) @ total
     total = element("scale", _fitted_scales(cut_a, cut_b)) @ element("sign", matching.signs) @ total
     return element("scale", lengths_a).inverse() @ total
@@ -61,15 +61,15 @@ class _Matching:
 
     def __init__(self, a: BlockedWeights, b: BlockedWeights) -> None:
         self.a, self.b = a, b
-        self.strands = a.strands
+        self.wire_specs = a.wire_specs
         self.order: dict[int, Int[Tensor, "*copies n"]] = {}
-        self.ordered = [not (s.permutes and sites) for s, sites in zip(self.strands, a.sites, strict=True)]
+        self.ordered = [not (s.permutes and sites) for s, sites in zip(self.wire_specs, a.sites, strict=True)]
         self.signs = {
-            i: torch.ones(s.signs, *copies(self.strands, i), s.size, dtype=torch.float64)
-            for i, s in enumerate(self.strands)
+            i: torch.ones(s.signs, *copies(self.wire_specs, i), s.size, dtype=torch.float64)
+            for i, s in enumerate(self.wire_specs)
             if s.signs
         }
-        self.fixed = {s: PartialSolution(a, s, [x.leaf.flip for x in a.sites[s]], modulus=2) for s in self.signs}
+        self.fixed = {s: PartialSolution(a, s, [x.axis.flip for x in a.sites[s]], modulus=2) for s in self.signs}
         self.seen: dict[int, tuple[int, int]] = {}  # strand → what was known around it when it was last tried
 
     def run(self) -> None:
@@ -85,16 +85,18 @@ class _Matching:
     def _keep_a_sign(self) -> bool:
         """Of the units whose signs only each other can tell, the first one keeps its own."""
         for s, site in untouched_first(self.a, self.fixed):
-            there = ~self.fixed[s].knows(site.leaf.flip) & hidden(site, self._alive(site))
+            there = ~self.fixed[s].knows(site.axis.flip) & hidden(site, self._alive(site))
             if bool(there.any()):
                 first = there.flatten().cumsum(0).reshape(there.shape) == 1
-                self.fixed[s].learn(site.leaf.flip, there & first)
+                self.fixed[s].learn(site.axis.flip, there & first)
                 return True
         return False
 
     def _waiting(self) -> list[int]:
         return [
-            s for s, done in enumerate(self.ordered) if not done and all(self.ordered[b] for b in self.strands[s].bases)
+            s
+            for s, done in enumerate(self.ordered)
+            if not done and all(self.ordered[b] for b in self.wire_specs[s].bases)
         ]
 
     def _try(self, s: int) -> bool:
@@ -123,12 +125,12 @@ class _Matching:
 
     def _known_around(self, s: int) -> tuple[int, int]:
         sites = self.a.sites[s]
-        ordered = sum(self.ordered[leaf.strand] for site in sites for _, leaf in site.others())
-        signed = sum(self._signed(leaf) for site in sites for leaf in (site.leaf, *(x for _, x in site.company())))
+        ordered = sum(self.ordered[leaf.wire] for site in sites for _, leaf in site.others())
+        signed = sum(self._signed(leaf) for site in sites for leaf in (site.axis, *(x for _, x in site.company())))
         return ordered, signed
 
     def _signed(self, leaf: WireAxis) -> bool:
-        return not any(leaf.flips) or self.fixed[leaf.strand].complete(leaf.flip)
+        return not any(leaf.flips) or self.fixed[leaf.wire].complete(leaf.flip)
 
     def _features(
         self, s: int, most: int | None
@@ -142,20 +144,18 @@ class _Matching:
             rows = self._comparable(s, x, most), self._comparable(s, y, most)
             count += rows[0].shape[-1]
             found.append(rows)
-        empty = torch.zeros(*copies(self.strands, s), self.strands[s].size, 0)
+        empty = torch.zeros(*copies(self.wire_specs, s), self.wire_specs[s].size, 0)
         left = torch.cat([empty, *(r[0] for r in found)], -1)
         return left, torch.cat([empty, *(r[1] for r in found)], -1)
 
     def _comparable(self, s: int, site: BlockSlot, most: int | None) -> Tensor:
         x, fronts = site.rows, len(site.front)
         open_dims = [
-            fronts + site.rest.index(d)
-            for d, leaf in site.others()
-            if not self.ordered[leaf.strand] or leaf.strand == s
+            fronts + site.rest.index(d) for d, leaf in site.others() if not self.ordered[leaf.wire] or leaf.wire == s
         ]
         if open_dims:
             x = torch.linalg.vector_norm(x, dim=open_dims)
-        seen = [site.leaf, *(leaf for _, leaf in site.company() if self.ordered[leaf.strand])]
+        seen = [site.axis, *(leaf for _, leaf in site.company() if self.ordered[leaf.wire])]
         if not all(self._signed(leaf) for leaf in seen):
             x = x.abs()
         return x.reshape(*x.shape[:fronts], -1)[..., :most].float().cpu()
@@ -167,22 +167,22 @@ class _Matching:
             index = spread(partner, site.front, site.block.data.ndim).to(site.block.data.device)
             site.block.data.copy_(torch.take_along_dim(site.block.data, index, site.front[-1]))
         for q in self.fixed:
-            if q == s or any(leaf.strand == q for site in self.a.sites[s] for _, leaf in site.others()):
+            if q == s or any(leaf.wire == q for site in self.a.sites[s] for _, leaf in site.others()):
                 self._read_signs(q)
 
     def _read_signs(self, s: int) -> bool:
         """Flip units of b that point the opposite way, wherever everything else is known."""
-        if not self.ordered[s] or not all(self.ordered[b] for b in self.strands[s].bases):
+        if not self.ordered[s] or not all(self.ordered[b] for b in self.wire_specs[s].bases):
             return False
         fixed = self.fixed[s]
         goals: dict[Direction, Tensor] = {}
         before = fixed.pattern
         for x, y in zip(self.a.sites[s], self.b.sites[s], strict=True):
             # what was just read is not applied yet, so a block that the strand enters twice has to wait
-            twice = any(leaf.strand == s for _, leaf in x.company())
-            if self._signed(x.leaf) or (goals and twice) or not self._readable(s, x):
+            twice = any(leaf.wire == s for _, leaf in x.company())
+            if self._signed(x.axis) or (goals and twice) or not self._readable(s, x):
                 continue
-            direction, wanted = x.leaf.flip, ~fixed.knows(x.leaf.flip)
+            direction, wanted = x.axis.flip, ~fixed.knows(x.axis.flip)
             cosine = _cosine(self._alive(x), self._alive(y), len(x.front))
             accepted = wanted & (cosine.abs() > LEAST_COSINE)
             if bool(accepted.any()):
@@ -193,8 +193,8 @@ class _Matching:
         signs = 1 - 2 * fixed.solve(goals).remainder(2).round()
         self.signs[s] = self.signs[s] * signs
         for site in self.b.sites[s]:
-            if any(site.leaf.flips):
-                multiply(site, torch.stack([signs[k] for k, f in enumerate(site.leaf.flips) if f]).prod(0))
+            if any(site.axis.flips):
+                multiply(site, torch.stack([signs[k] for k, f in enumerate(site.axis.flips) if f]).prod(0))
         return True
 
     def _alive(self, site: BlockSlot) -> Tensor:
@@ -202,13 +202,13 @@ class _Matching:
         x = site.rows
         for d, leaf in site.company():
             if not self._signed(leaf):
-                x = x * along(self.fixed[leaf.strand].knows(leaf.flip).to(x.dtype), self.a, site, d)
+                x = x * along(self.fixed[leaf.wire].knows(leaf.flip).to(x.dtype), self.a, site, d)
         return x
 
     def _readable(self, s: int, site: BlockSlot) -> bool:
-        ordered = all(self.ordered[leaf.strand] for _, leaf in site.others())
+        ordered = all(self.ordered[leaf.wire] for _, leaf in site.others())
         flipping = [leaf for _, leaf in site.company() if any(leaf.flips)]
-        return ordered and all(bool(self.fixed[leaf.strand].knows(leaf.flip).any()) for leaf in flipping)
+        return ordered and all(bool(self.fixed[leaf.wire].knows(leaf.flip).any()) for leaf in flipping)
 
 
 def _fitted_scales(a: BlockedWeights, b: BlockedWeights) -> dict[int, Float[Tensor, "scales *copies n"]]:
@@ -218,24 +218,24 @@ def _fitted_scales(a: BlockedWeights, b: BlockedWeights) -> dict[int, Float[Tens
     """
     logs: dict[int, Tensor] = {}
     for _ in range(2):  # twice, because a scale is fitted while those of other strands still have their first error
-        for s, strand in enumerate(a.strands):
+        for s, strand in enumerate(a.wire_specs):
             if strand.scales:
                 step = _fitted_step(s, a, b)
                 logs[s] = logs.get(s, 0) + step
                 for site in b.sites[s]:
-                    multiply(site, torch.einsum("k,k...->...", torch.tensor(site.leaf.power).double(), step).exp())
+                    multiply(site, torch.einsum("k,k...->...", torch.tensor(site.axis.power).double(), step).exp())
     return {s: log.exp() for s, log in logs.items()}
 
 
 def _fitted_step(s: int, a: BlockedWeights, b: BlockedWeights) -> Float[Tensor, "scales *copies n"]:
     """Log-scales of one strand by least squares; a slice of many entries tells its length better than one of few."""
-    strand = a.strands[s]
-    shape = (*copies(a.strands, s), strand.size)
+    strand = a.wire_specs[s]
+    shape = (*copies(a.wire_specs, s), strand.size)
     normal = torch.zeros(*shape, strand.scales, strand.scales, dtype=torch.float64)
     right = torch.zeros(*shape, strand.scales, dtype=torch.float64)
     for x, y in zip(a.sites[s], b.sites[s], strict=True):
-        if any(x.leaf.powers):
-            power = torch.tensor(x.leaf.power, dtype=torch.float64)
+        if any(x.axis.powers):
+            power = torch.tensor(x.axis.power, dtype=torch.float64)
             left_length, right_length = x.lengths(), y.lengths()
             there = (left_length > SHORTEST) & (right_length > SHORTEST)
             ratio = torch.where(there, left_length, 1.0).log() - torch.where(there, right_length, 1.0).log()

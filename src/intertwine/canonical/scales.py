@@ -93,14 +93,16 @@ class PartialSolution:
 
     def __init__(self, pieces: BlockedWeights, s: int, directions: Sequence[Direction], modulus: int = 0) -> None:
         found = tuple(dict.fromkeys(d for d in directions if any(d)))
-        strand = pieces.strands[s]
+        strand = pieces.wire_specs[s]
         self.generators = strand.signs if modulus else strand.scales
         self.algebra = directions_of(found, self.generators, modulus)
         self.directions = self.algebra.index
         self.sets: list[tuple[int, ...]] = [()]  # the sets of independent directions met so far
         self.known = torch.zeros(1, len(found), dtype=torch.bool)  # which directions follow from each set
         self.everywhere = self.known[0]  # and which are known at every index
-        self.pattern: Int[Tensor, "*copies n"] = torch.zeros(*copies(pieces.strands, s), strand.size, dtype=torch.int64)
+        self.pattern: Int[Tensor, "*copies n"] = torch.zeros(
+            *copies(pieces.wire_specs, s), strand.size, dtype=torch.int64
+        )
 
     def knows(self, direction: Direction) -> Tensor:
         """Per index: whether a direction follows from those learnt."""
@@ -143,8 +145,8 @@ class PartialSolution:
 
 def untouched_first(pieces: BlockedWeights, fixed: Mapping[int, PartialSolution]) -> list[tuple[int, BlockSlot]]:
     """Where signs are not known: strands first of which no unit is known, for one of each tells the others."""
-    every = [(s, site) for s in fixed for site in pieces.sites[s] if not fixed[s].complete(site.leaf.flip)]
-    return sorted(every, key=lambda x: bool(fixed[x[0]].knows(x[1].leaf.flip).any()))
+    every = [(s, site) for s in fixed for site in pieces.sites[s] if not fixed[s].complete(site.axis.flip)]
+    return sorted(every, key=lambda x: bool(fixed[x[0]].knows(x[1].axis.flip).any()))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -164,9 +166,7 @@ def coupled_strands(pieces: BlockedWeights, stuck: list[int]) -> list[int]:
     while grown:
         grown = False
         for block in pieces.blocks:
-            here = {d.tree.strand for d in block.dims if isinstance(d.tree, WireAxis) and any(d.tree.powers)} & set(
-                stuck
-            )
+            here = {d.tree.wire for d in block.dims if isinstance(d.tree, WireAxis) and any(d.tree.powers)} & set(stuck)
             if here & found and not here <= found:
                 found |= here
                 grown = True
@@ -180,7 +180,7 @@ def fit_log_scales(
     start, total = {}, 0
     for s in strands:
         start[s] = total
-        total += pieces.strands[s].scales * int(np.prod([*copies(pieces.strands, s), pieces.strands[s].size]))
+        total += pieces.wire_specs[s].scales * int(np.prod([*copies(pieces.wire_specs, s), pieces.wire_specs[s].size]))
     rows, columns, values, goals, count = [], [], [], [], 0
     for block in pieces.blocks:
         terms, goal = _equations(pieces, block, start, free)
@@ -193,7 +193,9 @@ def fit_log_scales(
         count += len(goal)
     matrix = coo_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), (count, total))
     solution = lsqr(matrix.tocsr(), np.concatenate(goals), atol=1e-15, btol=1e-15, iter_lim=10_000)[0]
-    shapes = {s: (pieces.strands[s].scales, *copies(pieces.strands, s), pieces.strands[s].size) for s in strands}
+    shapes = {
+        s: (pieces.wire_specs[s].scales, *copies(pieces.wire_specs, s), pieces.wire_specs[s].size) for s in strands
+    }
     ends = {s: start[s] + int(np.prod(shape)) for s, shape in shapes.items()}
     return {s: torch.from_numpy(solution[start[s] : ends[s]]).reshape(shapes[s]) for s in strands}
 
@@ -203,18 +205,18 @@ def _equations(
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
     """One equation per cell of a block: the exponents of the unknown scales there, and minus its log-length."""
     leaves = [(i, d.tree) for i, d in enumerate(block.dims) if isinstance(d.tree, WireAxis)]
-    active = [(i, leaf) for i, leaf in leaves if leaf.strand in start and any(leaf.powers) and bool(free(leaf).any())]
+    active = [(i, leaf) for i, leaf in leaves if leaf.wire in start and any(leaf.powers) and bool(free(leaf).any())]
     if not active:
         return [], np.zeros(0)
-    kept = sorted({p for i, leaf in active for p in (*base_dims(block.dims, i, pieces.strands[leaf.strand].bases), i)})
+    kept = sorted({p for i, leaf in active for p in (*base_dims(block.dims, i, pieces.wire_specs[leaf.wire].bases), i)})
     rest = tuple(i for i in range(len(block.dims)) if i not in kept)
     length = torch.linalg.vector_norm(block.data, dim=rest, dtype=torch.float64) if rest else block.data.abs().double()
     there = (length > SHORTEST).flatten().cpu().numpy()
     terms = []
     for i, leaf in active:
-        places = [kept.index(p) for p in (*base_dims(block.dims, i, pieces.strands[leaf.strand].bases), i)]
+        places = [kept.index(p) for p in (*base_dims(block.dims, i, pieces.wire_specs[leaf.wire].bases), i)]
         powers = free(leaf)
-        first = start[leaf.strand]
+        first = start[leaf.wire]
         numbers: Int[Tensor, "scales *copies n"] = torch.arange(first, first + powers.numel()).reshape(powers.shape)
         for number, power in zip(numbers, powers, strict=True):
             column = spread(number, places, len(kept)).expand(length.shape)
@@ -239,11 +241,11 @@ class ScaleNormaliser:
     def __init__(self, pieces: BlockedWeights) -> None:
         self.pieces = pieces
         self.fixed = [
-            PartialSolution(pieces, s, [x.leaf.power for x in pieces.sites[s]]) for s in range(len(pieces.strands))
+            PartialSolution(pieces, s, [x.axis.power for x in pieces.sites[s]]) for s in range(len(pieces.wire_specs))
         ]
         self.logs = {
-            s: torch.zeros(strand.scales, *copies(pieces.strands, s), strand.size, dtype=torch.float64)
-            for s, strand in enumerate(pieces.strands)
+            s: torch.zeros(strand.scales, *copies(pieces.wire_specs, s), strand.size, dtype=torch.float64)
+            for s, strand in enumerate(pieces.wire_specs)
             if strand.scales
         }
 
@@ -259,7 +261,7 @@ class ScaleNormaliser:
         if not stuck:
             return False
         together = coupled_strands(self.pieces, stuck)
-        found = fit_log_scales(self.pieces, together, lambda leaf: self.fixed[leaf.strand].free(leaf.power))
+        found = fit_log_scales(self.pieces, together, lambda leaf: self.fixed[leaf.wire].free(leaf.power))
         for s, step in found.items():
             for direction in self.fixed[s].directions:
                 self.fixed[s].learn(direction, ~self.fixed[s].knows(direction))
@@ -267,7 +269,7 @@ class ScaleNormaliser:
         return True
 
     def _scaled(self, s: int) -> list[BlockSlot]:
-        return [site for site in self.pieces.sites[s] if any(site.leaf.powers)]
+        return [site for site in self.pieces.sites[s] if any(site.axis.powers)]
 
     def _visit(self, s: int) -> bool:
         """Fix what can be fixed of one strand; whether anything was."""
@@ -277,9 +279,9 @@ class ScaleNormaliser:
         found: dict[Direction, Tensor] = {}
         before = fixed.pattern.clone()
         for site in self._scaled(s):
-            direction = site.leaf.power
+            direction = site.axis.power
             # what was just learnt is not applied yet, so a block that the strand enters twice has to wait
-            twice = any(leaf.strand == s for _, leaf in site.company())
+            twice = any(leaf.wire == s for _, leaf in site.company())
             if fixed.complete(direction) or (found and twice):
                 continue
             wanted = ~fixed.knows(direction)
@@ -299,7 +301,7 @@ class ScaleNormaliser:
         x = site.rows
         for d, leaf in site.company():
             if any(leaf.powers):
-                fixed = self.fixed[leaf.strand]
+                fixed = self.fixed[leaf.wire]
                 if not fixed.complete(leaf.power):
                     x = x * along(fixed.knows(leaf.power).to(x.dtype), self.pieces, site, d)
         return site.lengths(x)
@@ -307,14 +309,14 @@ class ScaleNormaliser:
     def _unread(self, s: int, site: BlockSlot) -> bool:
         """Whether some unit's slice is not zero, and yet its scale is not known."""
         fixed = self.fixed[s]
-        if fixed.complete(site.leaf.power):
+        if fixed.complete(site.axis.power):
             return False
-        return bool((~fixed.knows(site.leaf.power) & (site.lengths() > SHORTEST)).any())
+        return bool((~fixed.knows(site.axis.power) & (site.lengths() > SHORTEST)).any())
 
     def _apply(self, s: int, step: Float[Tensor, "scales *copies n"]) -> None:
         self.logs[s] += step.cpu()
         for site in self._scaled(s):
-            exponent = sum(float(p) * step[k] for k, p in enumerate(site.leaf.powers) if p)
+            exponent = sum(float(p) * step[k] for k, p in enumerate(site.axis.powers) if p)
             if isinstance(exponent, Tensor) and bool(exponent.any()):
                 multiply(site, exponent.exp())
 
@@ -337,5 +339,5 @@ def hidden(site: BlockSlot, alive: Tensor) -> Tensor:
 def along(values: Tensor, pieces: BlockedWeights, site: BlockSlot, d: int) -> Tensor:
     """Values of another strand (one axis per base, then its own) laid along their dimensions of a site's rows."""
     block, order = site.block, (*site.front, *site.rest)
-    places = [*base_dims(block.dims, d, pieces.strands[block.leaf(d).strand].bases), d]
+    places = [*base_dims(block.dims, d, pieces.wire_specs[block.wire_axis(d).wire].bases), d]
     return spread(values, [order.index(p) for p in places], len(order)).to(block.data.device)

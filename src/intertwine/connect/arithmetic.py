@@ -138,12 +138,12 @@ def transport(
             "An element alone does not say where it acts. Pass its symmetry too: transport(delta, g, sym)."
         )
     found._check_element(element)
-    if found._discovery.diagonals:
+    if found.geometry.diagonals:
         raise InputError(
-            f"This symmetry first folds {found._discovery.diagonals[0]!r} into what reads it, which no change of the "
+            f"This symmetry first folds {found.geometry.diagonals[0]!r} into what reads it, which no change of the "
             "weights alone can follow. Use the symmetry without continuous=True, or fold both networks before tuning."
         )
-    tied = found._discovery.graph.program.tied
+    tied = found.geometry.graph.program.tied
     carried = {}
     for name, change in delta.items():
         layout = found.layouts.get(tied.get(name, name))

@@ -519,7 +519,7 @@ def _wires(
         axes = {f"{path}.weight": 1 if isinstance(modules[path], _ConvTransposeNd) else 0, f"{path}.bias": 0}
         for name, axis in axes.items():
             layout = found.layouts.get(name.removeprefix("."))
-            strands = dict.fromkeys(leaf.strand for leaf in wire_axes(layout.axes[axis])) if layout else {}
+            strands = dict.fromkeys(leaf.wire for leaf in wire_axes(layout.axes[axis])) if layout else {}
             if on := tuple(found.wires[strand].name for strand in strands if strand < len(found.wires)):
                 named[place.name] = on
     return named

@@ -291,7 +291,7 @@ def correct_scales(
                 "read off the graph. Pass example inputs behind the models, or symmetry=."
             )
         found = symmetry if symmetry is not None else find_symmetry(models[0], *example_args, **example_kwargs)
-        followed = norms_after_layers(found._discovery.graph.program)
+        followed = norms_after_layers(found.geometry.graph.program)
     with torch.no_grad():
         for name in _layers(mixed):
             layers = [model.get_submodule(name) for model in (mixed, *models)]
@@ -329,7 +329,7 @@ def _layers(model: nn.Module) -> list[str]:
 def norms_after_layers(program: Program) -> dict[str, str]:
     """Weight of a linear or convolution layer → path of the BatchNorm that its output goes into."""
     made = {call.name: call for call in program.calls}
-    targets = {source.name: source.target for source in program.sources}
+    targets = {source.name: source.target for source in program.inputs}
     found: dict[str, str] = {}
     for call in program.calls:
         if "batch_norm" not in call.op or not isinstance(call.args[4], Ref):

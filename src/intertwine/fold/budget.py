@@ -50,7 +50,7 @@ def axis_size(tree: LayoutAxis, widths: Mapping[int, int]) -> int:
     """
     match tree:
         case WireAxis():
-            return widths.get(tree.strand, tree.size)
+            return widths.get(tree.wire, tree.size)
         case ProductAxis():
             size = 1
             for part in tree.parts:
@@ -69,10 +69,10 @@ class ParameterCount:
         self.fixed, self.axes = 0, []
         for name, parameter in model.named_parameters():
             layout = symmetry.layouts.get(tied[name])
-            if layout is None or not any(True for _ in layout.leaves()):
+            if layout is None or not layout.moves:
                 self.fixed += parameter.numel()
             else:
-                self.axes.append((layout.axes, {leaf.strand for leaf in layout.leaves()}))
+                self.axes.append((layout.axes, layout.wires))
 
     def meet(self, one: int, other: int) -> bool:
         """Whether two strands have a part in the same parameter."""

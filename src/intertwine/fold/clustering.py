@@ -262,7 +262,7 @@ def inner_products(prepared: PreparedModel, data: Any, at: str = "post") -> dict
     """Wire → Σ a aᵀ of its features over all data, for the wires that can be folded."""
     symmetry = prepared.symmetry
     names = {wire.strand: wire.name for wire in prepared.wires}
-    heard = PairedActivations(MovableStrands(symmetry.strands, frozenset()), frozenset(names), at)
+    heard = PairedActivations(MovableStrands(symmetry.wire_specs, frozenset()), frozenset(names), at)
     run_side_by_side(symmetry, prepared.model, prepared.model, data, [heard])
     # signs and scales are not told apart, so a wire has its products in one piece
     return {names[s]: products.inner().numpy() for s, kinds in heard.products.items() for products in kinds.values()}

@@ -88,7 +88,7 @@ def kept_positions(tree: LayoutAxis, kept: KeptFeatures) -> list[int]:
     """
     match tree:
         case WireAxis():
-            return list(kept.get(tree.strand, range(tree.size)))
+            return list(kept.get(tree.wire, range(tree.size)))
         case ProductAxis():
             found = [0]
             for part in tree.parts:
@@ -129,11 +129,11 @@ def _state_sizes(module: Any) -> None:
 
 def _repad(small: nn.Module, symmetry: Symmetry, kept: KeptFeatures) -> None:
     """Zeros that a shortcut lays around its features are as many as the features they meet; a module must own them."""
-    graph = symmetry._discovery.graph
+    graph = symmetry.geometry.graph
     for call in graph.program.calls:
         if call.op not in ("aten.pad.default", "aten.constant_pad_nd.default"):
             continue
-        axes = symmetry._discovery.layout(graph.values[call.name]).axes
+        axes = symmetry.geometry.layout(graph.values[call.name]).axes
         old = [int(p) for p in call.args[1]]
         new = list(_new_pads(old, axes, kept))
         if new == old:

@@ -340,7 +340,7 @@ class MergeState:
 
     def _follow(self, site: FoldSlot, dim: int, other: FoldSlot, m: int, n: int, a: float, b: float) -> None:
         """Update the Gram matrix of another wire in the same piece, before two slices of it become one."""
-        w = self._number[site.piece.block.leaf(dim).strand]
+        w = self._number[site.piece.block.wire_axis(dim).wire]
         if w not in self.live:
             return
         self.stale.add(w)

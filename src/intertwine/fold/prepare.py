@@ -102,12 +102,12 @@ def foldable_wires(
 ) -> tuple[list[FoldableWire], list[Skipped]]:
     """The wires that can be folded, and the others with the reason."""
     found, skipped = [], []
-    bases = {base for strand in symmetry.strands for base in strand.bases}
+    bases = {base for strand in symmetry.wire_specs for base in strand.bases}
     for index, wire in enumerate(symmetry.wires):
         reason = None
-        if symmetry.strands[index].bases or index in bases:
+        if symmetry.wire_specs[index].bases or index in bases:
             reason = "its features are heads or groups, or lie inside them, and merging two of them is not exact"
-        elif not symmetry.strands[index].permutes:
+        elif not symmetry.wire_specs[index].permutes:
             reason = f"its features cannot change places: {wire.pinned or 'only scales or signs act on it'}"
         elif wire.size == 1:
             reason = "it has one feature"
@@ -134,7 +134,7 @@ def _foldable(name: str, strand: int, size: int, pieces: Sequence[FoldBlock]) ->
             role = piece.roles[dim]
             if role is None:
                 return f"it is not known what {piece.block.parameter} does with its features"
-            met.append((piece, dim, role, piece.block.leaf(dim)))
+            met.append((piece, dim, role, piece.block.wire_axis(dim)))
     for role, what in (("write", "writes"), ("read", "reads")):
         if not any(r == role for _, _, r, _ in met):
             return f"no layer {what} its features"
@@ -286,7 +286,7 @@ class PreparedModel:
         return with_weights(self.model, new) if new else copy_module(self.model)
 
     def _touches(self, name: str, strands: set[int]) -> bool:
-        return any(leaf.strand in strands for leaf in self.symmetry.layouts[name].leaves())
+        return not strands.isdisjoint(self.symmetry.layouts[name].wires)
 
 
 def prepare(model: nn.Module, example: Example, norm: str = "fold") -> PreparedModel:
@@ -294,7 +294,7 @@ def prepare(model: nn.Module, example: Example, norm: str = "fold") -> PreparedM
     args, kwargs = example
     with evaluating(model):
         symmetry = find_symmetry(model, *args, **kwargs)
-    roles = roles_of(symmetry._discovery.graph.program)
+    roles = roles_of(symmetry.geometry.graph.program)
     bench = working_tensors(symmetry.layouts, roles, _moving(symmetry, model), norm)
     wires, skipped = foldable_wires(symmetry, roles, blocks_of(bench.tensors))
     wires, loud = without_crosstalk(symmetry, roles, wires, model, example)
@@ -304,5 +304,5 @@ def prepare(model: nn.Module, example: Example, norm: str = "fold") -> PreparedM
 def _moving(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
     """The real-valued tensors that some wire moves."""
     weights = weights_of(symmetry, model)
-    moved = {name for name, layout in symmetry.layouts.items() if any(True for _ in layout.leaves())}
+    moved = {name for name, layout in symmetry.layouts.items() if layout.moves}
     return {n: t for n, t in weights.items() if n in moved and torch.is_floating_point(t)}

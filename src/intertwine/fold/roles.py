@@ -89,8 +89,8 @@ class _Reader:
         self.axes: dict[tuple[str, int], str] = {}
         self.unclear: dict[str, str] = {}
         self.norms: list[BatchNormTensors] = []
-        self.targets = {s.name: s.target for s in program.sources if s.target is not None}
-        self.shapes = {s.target: s.shape for s in program.sources if s.target is not None}
+        self.targets = {s.name: s.target for s in program.inputs if s.target is not None}
+        self.shapes = {s.target: s.shape for s in program.inputs if s.target is not None}
         self.made = {call.name: call for call in program.calls}
         self.readers = Counter(name for call in program.calls for name in call.reads)
         self.readers.update(out.name for out in program.outputs)

@@ -207,7 +207,7 @@ def swap_element(symmetry: Symmetry, pairs: Mapping[int, Pairs]) -> Element:
 
 
 def _swapped(identity: Element, strand: int, pairs: Pairs) -> Tensor:
-    order = torch.arange(identity.strands[strand].size)
+    order = torch.arange(identity.wire_specs[strand].size)
     for m, n in pairs:
         order[m], order[n] = n, m
     return order

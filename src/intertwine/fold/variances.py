@@ -122,8 +122,8 @@ class EstimatedMoments:
         data, known = site.piece.data, False
         for dim, role in enumerate(site.piece.roles):
             tree = site.piece.block.dims[dim].tree
-            if dim != site.dim and role == "read" and isinstance(tree, WireAxis) and tree.strand in self._numbers:
-                found = self.features(self._numbers[tree.strand])[which]
+            if dim != site.dim and role == "read" and isinstance(tree, WireAxis) and tree.wire in self._numbers:
+                found = self.features(self._numbers[tree.wire])[which]
                 shape = [1] * data.ndim
                 shape[dim] = -1
                 data, known = data * (found.sqrt() if which else found).view(shape), True
@@ -148,11 +148,11 @@ def propagate_gaussian(function: Function, mean: Vector, variance: Vector) -> tu
 
 def _functions(prepared: PreparedModel) -> dict[int, Function]:
     """Strand → the first nonlinearity of one number that its features pass."""
-    captured = CapturedForward(prepared.symmetry._discovery)
+    captured = CapturedForward(prepared.symmetry.geometry)
     laws: dict[str, Function] = {}
-    for meeting in captured.discovery.graph.tape.meetings:
+    for meeting in captured.geometry.graph.builder.constraints:
         if isinstance(meeting, Constraint) and meeting.call is not None:
-            for law in meeting.laws.values():
+            for law in meeting.rules.values():
                 if isinstance(law, PointwiseRule):
                     laws[meeting.call.name] = law.fn
     found: dict[int, Function] = {}

@@ -96,7 +96,7 @@ def _functional(op: str) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The tape: what rules write on. It holds every tensor's axes and every *meeting* of axes in an op.
+# The builder: what rules write on. It holds every tensor's axes and every *meeting* of axes in an op.
 #
 # A rule has the signature of its op, with a `Tape` in front; it says which axes meet by giving them the same label:
 #
@@ -105,7 +105,7 @@ def _functional(op: str) -> str:
 #         lead = t.labels(x, 1)
 #         return t.multilinear([[(x, [*lead, "in"]), (weight, ["out", "in"])], [(bias, ["out"])]], [*lead, "out"])
 #
-# From the labels the tape unifies axes at once (permutations), and keeps the meeting, from which the scales, the signs,
+# From the labels the builder unifies axes at once (permutations), and keeps the meeting, from which the scales, the signs,
 # the fibres and the linear axes are solved for later.
 
 
@@ -126,14 +126,14 @@ Factor = tuple["Value | None", Sequence[Label | None]]
 class GraphBuilder:
     """Everything the rules have said about the graph so far."""
 
-    meetings: list[Constraint | ReshapeConstraint] = field(default_factory=list)
+    constraints: list[Constraint | ReshapeConstraint] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     variances: dict[str, float] = field(default_factory=dict)  # running variances: value name → eps
     unsupported: list[tuple[str, str]] = field(default_factory=list)
     call: Call | None = None
     unread: frozenset[int] = frozenset()  # results of the current op that nothing reads
     of_weights: bool = False  # whether the current op looks at nothing but weights
-    cuts: list[AxisSlice] = field(default_factory=list)  # slices, of weights and of what is computed
+    slices: list[AxisSlice] = field(default_factory=list)  # slices, of weights and of what is computed
 
     # -- what a rule may ask ---------------------------------------------------------------------------------------
 
@@ -238,18 +238,18 @@ class GraphBuilder:
         out: Sequence[Label],
         shape: Shape | None = None,
         mixes: Iterable[Label] = (),
-        laws: dict[Label, ScaleRule] | None = None,
+        rules: dict[Label, ScaleRule] | None = None,
         length: Length | None = None,
         variance: Value | None = None,
     ) -> Value:
-        """An op that treats the positions of each label alike but passes no scale (unless `laws` says so)."""
+        """An op that treats the positions of each label alike but passes no scale (unless `rules` says so)."""
         shape = self.shape if shape is None else shape
         present = [(v, labels) for v, labels in operands if v is not None]
         result = self._joined(present, out, shape)
         every = [*present, (result, out)]
         seen = {label for _, labels in every for label in labels if _is_label(label)}
         zero = ScaleRule(*(tuple({i: 1} for i in range(len(every))),) * 2)
-        given = laws or {}
+        given = rules or {}
         laws = {label: given.get(label, zero) for label in seen}
         self._meet(every, laws, len(every), frozenset(mixes), length, variance)
         return result
@@ -296,9 +296,9 @@ class GraphBuilder:
         windows = [Window(d, labels[d], start if d == dim else 0, shape[d]) for d in range(x.ndim)]
         full = [Window(d, labels[d], 0, shape[d]) for d in range(x.ndim)]
         operands = (Operand(x, tuple(windows)), Operand(result, tuple(full)))
-        self.meetings.append(Constraint(self.call, operands, dict.fromkeys(labels, _SAME)))
+        self.constraints.append(Constraint(self.call, operands, dict.fromkeys(labels, _SAME)))
         if self.call is not None:
-            self.cuts.append(AxisSlice(self.call, x, result, dim, self.of_weights))
+            self.slices.append(AxisSlice(self.call, x, result, dim, self.of_weights))
         return result
 
     def concat(self, xs: Sequence[Value], dim: int) -> Value:
@@ -333,7 +333,7 @@ class GraphBuilder:
         laws: dict[Label, ScaleRule | PointwiseRule] = {("block", i): _pair(i, last) for i in range(last)}
         equal = tuple({i: 1, last: -1} for i in range(last))
         laws |= {labels[d]: ScaleRule(equal, equal, linear=True) for d in range(len(shape)) if d != dim}
-        self.meetings.append(Constraint(self.call, tuple(operands), laws))
+        self.constraints.append(Constraint(self.call, tuple(operands), laws))
 
     def boundary(self, x: Value, why: str) -> None:
         """Nothing may act on this tensor: it is an input or an output of the model."""
@@ -397,7 +397,7 @@ class GraphBuilder:
             for v, labels in operands
         )
         assert len(made) == count
-        self.meetings.append(Constraint(self.call, made, laws, mixes, length, variance))
+        self.constraints.append(Constraint(self.call, made, laws, mixes, length, variance))
 
     def materialise(self, x: Value) -> None:
         """Work out the axes of a lazy view."""
@@ -418,7 +418,7 @@ class GraphBuilder:
             self.boundary(source, why)
             return
         x._axes = regrouped
-        self.meetings.append(ReshapeConstraint(source, x))
+        self.constraints.append(ReshapeConstraint(source, x))
 
     def _narrow_view(self, x: Value, dim: int, start: int, length: int) -> Value | None:
         """Slice the source of a lazy view instead of the view; None when the slice is not one block of the source."""

@@ -137,7 +137,7 @@ class CacheWatcher:
 def made_of_weights(program: Program, marked: Mapping[str, AttributePath]) -> dict[AttributePath, frozenset[str]]:
     """Those places where something is kept that weights alone decide → first names of these weights."""
     fed = fed_by_inputs(program)
-    made = {s.name: frozenset((s.target,)) for s in program.sources if s.moves and s.target is not None}
+    made = {s.name: frozenset((s.target,)) for s in program.inputs if s.moves and s.target is not None}
     weights = set(made)
     for call in program.calls:
         made[call.name] = frozenset[str]().union(*(made.get(name, ()) for name in call.reads))

@@ -157,7 +157,7 @@ class Constraint:
 
     call: Call | None
     operands: tuple[Operand, ...]
-    laws: dict[Label, ScaleRule | PointwiseRule]
+    rules: dict[Label, ScaleRule | PointwiseRule]
     mixes: frozenset[Label] = frozenset()
     length: Length | None = None
     variance: Value | None = None

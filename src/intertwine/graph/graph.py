@@ -37,20 +37,20 @@ HELD_ELSEWHERE = (
 )
 
 
-def freeze_partly_read(tape: GraphBuilder, program: Program) -> None:
+def freeze_partly_read(builder: GraphBuilder, program: Program) -> None:
     """What nothing reads because a slice leaves it out stays as it is; weights do so with all of the sliced axis."""
-    if not tape.cuts:
+    if not builder.slices:
         return
-    found = _Readers(tape, program)
-    for cut, left in [(cut, left) for cut in tape.cuts if (left := found.unread(cut))]:
+    found = _Readers(builder, program)
+    for cut, left in [(cut, left) for cut in builder.slices if (left := found.unread(cut))]:
         if cut.of_weights:
             why = f"only a part of it is read with inputs of these sizes (slice at {cut.call.place})"
-            tape.boundary_along(cut.source, cut.dim, why)
+            builder.boundary_along(cut.source, cut.dim, why)
             continue
         for atom in left:
             ax.freeze(atom, f"nothing reads it with inputs of these sizes (left out by the slice at {cut.call.place})")
         for start, length in list(_stretches(cut.source.axes[cut.dim], left)):
-            tape.unscale(tape.narrow(cut.source, cut.dim, start, length), cut.dim)
+            builder.unscale(builder.narrow(cut.source, cut.dim, start, length), cut.dim)
 
 
 class _Reader(NamedTuple):
@@ -64,11 +64,11 @@ class _Reader(NamedTuple):
 class _Readers:
     """Who reads which atoms. Looking at a tensor in another shape or order is no reading."""
 
-    def __init__(self, tape: GraphBuilder, program: Program) -> None:
+    def __init__(self, builder: GraphBuilder, program: Program) -> None:
         self.program = program
         self.position = {call.name: i for i, call in enumerate(program.calls)}
         self.of: dict[AxisVariable, list[_Reader]] = defaultdict(list)
-        for meeting in tape.meetings:
+        for meeting in builder.constraints:
             if isinstance(meeting, ReshapeConstraint) or meeting.operands[-1].value.view is not None:
                 continue
             name, result = meeting.call.name if meeting.call else "", meeting.operands[-1]
@@ -135,49 +135,47 @@ def _upstream(program: Program, call: Call) -> set[str]:
 
 @dataclass(frozen=True)
 class Graph:
-    """A captured program, the tape its rules wrote, and the value behind every name.
+    """A captured program, the builder its rules wrote, and the value behind every name.
 
     `values` holds tensors by their name in the program; `parameters` maps qualified parameter and buffer names to
     theirs. `sites` maps a module path to the name of the tensor that module returns.
     """
 
     program: Program
-    tape: GraphBuilder
+    builder: GraphBuilder
     values: Mapping[str, Value]
     parameters: Mapping[str, Value]
     sites: Mapping[str, str]
 
     def __repr__(self) -> str:
-        return (
-            f"Graph({len(self.program)} calls, {len(self.parameters)} parameters, {len(self.tape.meetings)} meetings)"
-        )
+        return f"Graph({len(self.program)} calls, {len(self.parameters)} parameters, {len(self.builder.constraints)} meetings)"
 
 
 def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> Graph:
     """Run the rules over a program. Calls named in `distrusted` are treated as if they had no rule."""
     import intertwine.graph.rules  # noqa: F401  (registers the built-in rules)
 
-    tape = GraphBuilder()
-    memory = _Memory(tape)
+    builder = GraphBuilder()
+    memory = _Memory(builder)
     parameters: dict[str, Value] = {}
-    held = {source.weight for source in program.sources}
-    for source in program.sources:
-        memory.keep(source.name, _enter(tape, source, parameters, _why_still(program, source.target, held)))
+    held = {source.weight for source in program.inputs}
+    for source in program.inputs:
+        memory.keep(source.name, _enter(builder, source, parameters, _why_still(program, source.target, held)))
     read, fed = _results_read(program), fed_by_inputs(program)
     for call in program.calls:
-        tape.call = call
-        tape.of_weights = call.name not in fed
-        tape.unread = frozenset(range(len(call.shapes))) - read[call.name]
-        _run(tape, call, memory, distrusted)
-    tape.call = None
-    freeze_partly_read(tape, program)
+        builder.call = call
+        builder.of_weights = call.name not in fed
+        builder.unread = frozenset(range(len(call.shapes))) - read[call.name]
+        _run(builder, call, memory, distrusted)
+    builder.call = None
+    freeze_partly_read(builder, program)
     for ref in program.outputs:
         value = memory.values.get(ref.name)
         if isinstance(value, Value):
-            tape.boundary(memory.read(ref.name), "it is an axis of the model's output")
-    _tie_states(tape, program, memory)
+            builder.boundary(memory.read(ref.name), "it is an axis of the model's output")
+    _tie_states(builder, program, memory)
     tensors = {name: value for name, value in memory.made.items() if isinstance(value, Value)}
-    return Graph(program, tape, tensors, parameters, _sites(program, tensors))
+    return Graph(program, builder, tensors, parameters, _sites(program, tensors))
 
 
 def _results_read(program: Program) -> dict[str, set[int]]:
@@ -200,41 +198,41 @@ def _why_still(program: Program, weight: str | None, held: Collection[str | None
     return "" if weight in program.read_weights else NEVER_READ
 
 
-def _enter(tape: GraphBuilder, source: ProgramInput, parameters: dict[str, Value], still: str) -> Value:
+def _enter(builder: GraphBuilder, source: ProgramInput, parameters: dict[str, Value], still: str) -> Value:
     """The value of a source; `still` says why a weight may not move, if it may not."""
     floating = source.dtype.is_floating_point
     if source.moves and source.target is not None:
         if source.target not in parameters:
-            parameters[source.target] = tape.value(
+            parameters[source.target] = builder.value(
                 source.shape, [AxisVariable(n) for n in source.shape], floating, source.target
             )
             if still:
-                tape.boundary(parameters[source.target], still)
+                builder.boundary(parameters[source.target], still)
         return parameters[source.target]
     if source.target is not None:
-        return tape.fixed(source.shape, f"it meets the constant buffer {source.target}", floating)
+        return builder.fixed(source.shape, f"it meets the constant buffer {source.target}", floating)
     if source.weight is not None:
-        return tape.fixed(source.shape, f"it meets {source.weight}, which is {HELD_ELSEWHERE}", floating)
-    return tape.fixed(
+        return builder.fixed(source.shape, f"it meets {source.weight}, which is {HELD_ELSEWHERE}", floating)
+    return builder.fixed(
         source.shape, "it meets an input of the model" if source.kind == "input" else "it meets a constant", floating
     )
 
 
-def _tie_states(tape: GraphBuilder, program: Program, memory: _Memory) -> None:
+def _tie_states(builder: GraphBuilder, program: Program, memory: _Memory) -> None:
     """What a forward writes into a source (a state, a cache) is what the next forward, or the caller, reads there."""
-    written = program.written_sources()
-    for source in program.sources:
+    written = program.written_inputs()
+    for source in program.inputs:
         before = memory.made[source.name]
         if source.name in written and (after := memory.read(source.name)) is not before:
-            labels = tape.labels(before)
-            tape.multilinear([[(before, labels)], [(after, labels)]], labels, before.shape)
+            labels = builder.labels(before)
+            builder.multilinear([[(before, labels)], [(after, labels)]], labels, before.shape)
 
 
 class _Memory:
     """Name → value, with the aliasing that in-place ops need: two names of one storage change together."""
 
-    def __init__(self, tape: GraphBuilder) -> None:
-        self.tape = tape
+    def __init__(self, builder: GraphBuilder) -> None:
+        self.builder = builder
         self.values: dict[str, Any] = {}  # what a name holds now
         self.made: dict[str, Any] = {}  # what the call of that name returned
         self._family: dict[str, set[str]] = {}
@@ -247,9 +245,9 @@ class _Memory:
         value = self.values[name]
         if name in self._stale and isinstance(value, Value):
             written = self._stale.pop(name)
-            why = f"it is written in place through a view ({self.tape.here})"
-            self.tape.boundary(value, why)
-            self.tape.boundary(written, why)
+            why = f"it is written in place through a view ({self.builder.here})"
+            self.builder.boundary(value, why)
+            self.builder.boundary(written, why)
             value.zero = False
         return value
 
@@ -270,7 +268,7 @@ class _Memory:
                 self._stale[name] = result
 
 
-def _run(tape: GraphBuilder, call: Call, memory: _Memory, distrusted: frozenset[str]) -> None:
+def _run(builder: GraphBuilder, call: Call, memory: _Memory, distrusted: frozenset[str]) -> None:
     if call.target is operator.getitem:
         source, index = call.args
         memory.keep(call.name, memory.values[source.name][index])
@@ -278,12 +276,12 @@ def _run(tape: GraphBuilder, call: Call, memory: _Memory, distrusted: frozenset[
         return
     args = _substitute(call.args, memory)
     kwargs = _substitute(dict(call.kwargs), memory)
-    result = _apply(tape, call, args, kwargs, call.name in distrusted)
+    result = _apply(builder, call, args, kwargs, call.name in distrusted)
     for name in call.also_written:
-        why = f"it is written by {tape.here}"
+        why = f"it is written by {builder.here}"
         for value in _values((args, kwargs, result)):
-            tape.boundary(value, why)
-        memory.overwrite(name, tape.fixed(memory.values[name].shape, why))
+            builder.boundary(value, why)
+        memory.overwrite(name, builder.fixed(memory.values[name].shape, why))
     memory.keep(call.name, result)
     first = call.args[0] if call.args and isinstance(call.args[0], Ref) else None
     if first is not None and call.aliases:
@@ -292,23 +290,25 @@ def _run(tape: GraphBuilder, call: Call, memory: _Memory, distrusted: frozenset[
             memory.overwrite(first.name, result)
 
 
-def _apply(tape: GraphBuilder, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], distrusted: bool) -> Any:
+def _apply(builder: GraphBuilder, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], distrusted: bool) -> Any:
     from intertwine.graph.rules.elementwise import generic_pointwise
 
     inputs = list(_values((args, kwargs)))
     found = None if distrusted else find_rule(call.op)
     if not any(v.live for v in inputs) and not getattr(found, "creates", False):
-        return _pack(call, tape.opaque([], call.shapes, ""))
+        return _pack(call, builder.opaque([], call.shapes, ""))
     if found is None and not distrusted and len(call.shapes) == 1 and _is_pointwise(call):
         found = generic_pointwise
     if found is None:
         why = (
-            f"the certificate failed at {tape.here}" if distrusted else f"there is no rule for {call.op} ({call.place})"
+            f"the certificate failed at {builder.here}"
+            if distrusted
+            else f"there is no rule for {call.op} ({call.place})"
         )
-        tape.unsupported.append((call.op, call.place))
-        return _pack(call, tape.opaque(inputs, call.shapes, why))
+        builder.unsupported.append((call.op, call.place))
+        return _pack(call, builder.opaque(inputs, call.shapes, why))
     try:
-        return found(tape, *args, **kwargs)
+        return found(builder, *args, **kwargs)
     except (TypeError, ValueError, IndexError, KeyError, AssertionError) as error:
         if not found.__module__.startswith("intertwine."):
             raise RuleError(
@@ -317,9 +317,9 @@ def _apply(tape: GraphBuilder, call: Call, args: tuple[Any, ...], kwargs: dict[s
                 "Compare its arguments and labels with the op's schema and the shapes of its tensors."
             ) from error
         # a spelling of the op the built-in rule did not foresee: what it said so far only restricts, so freeze the rest
-        tape.unsupported.append((call.op, call.place))
+        builder.unsupported.append((call.op, call.place))
         why = f"the rule for {call.op} does not know this use of it ({call.place}: {error})"
-        return _pack(call, tape.opaque(inputs, call.shapes, why))
+        return _pack(call, builder.opaque(inputs, call.shapes, why))
 
 
 def _is_pointwise(call: Call) -> bool:

@@ -100,7 +100,7 @@ class ProgramInput:
 class Program:
     """The captured forward: what enters, the calls in order, what leaves."""
 
-    sources: tuple[ProgramInput, ...]
+    inputs: tuple[ProgramInput, ...]
     calls: tuple[Call, ...]
     outputs: tuple[Ref, ...]
     training: bool
@@ -114,11 +114,11 @@ class Program:
     def read_weights(self) -> frozenset[str]:
         """First names of the parameters and buffers that some call reads, or that are returned."""
         names = {name for call in self.calls for name in call.reads} | {out.name for out in self.outputs}
-        return frozenset(s.target for s in self.sources if s.target is not None and s.name in names)
+        return frozenset(s.target for s in self.inputs if s.target is not None and s.name in names)
 
-    def written_sources(self) -> frozenset[str]:
+    def written_inputs(self) -> frozenset[str]:
         """Names of sources that some call writes to: in place, as its `out=` or on the side, or through a view."""
-        home = {source.name: source.name for source in self.sources}
+        home = {source.name: source.name for source in self.inputs}
         written = set()
         for call in self.calls:
             first = call.args[0] if call.args and isinstance(call.args[0], Ref) else None
@@ -142,8 +142,8 @@ def _names(value: Any) -> Iterator[str]:
 
 def fed_by_inputs(program: Program) -> frozenset[str]:
     """Names of the tensors that depend on an input, or on a state that the forward writes."""
-    written = program.written_sources()
-    fed = {s.name for s in program.sources if s.kind == "input" or s.name in written}
+    written = program.written_inputs()
+    fed = {s.name for s in program.inputs if s.kind == "input" or s.name in written}
     for call in program.calls:
         if not fed.isdisjoint(call.reads):
             fed.add(call.name)

@@ -142,11 +142,11 @@ class ProgramRunner:
         tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
         ready: Callable[[Any], Any] = to_float64 if exact else _copied
         given = iter([v for v in tree_leaves(ready(inputs)) if isinstance(v, Tensor)])
-        written = program.written_sources()
+        written = program.written_inputs()
         self.program = program
         self.exact = exact
         self.values: dict[str, Any] = {}
-        for source in program.sources:
+        for source in program.inputs:
             if source.target is not None:
                 tensor = tensors[source.target].detach()
                 self.values[source.name] = tensor.clone() if source.name in written else tensor

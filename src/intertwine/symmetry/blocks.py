@@ -53,9 +53,9 @@ class WeightBlock:
 
     def places(self, strand: int) -> list[int]:
         """The dimensions that belong to a strand."""
-        return [i for i, dim in enumerate(self.dims) if isinstance(dim.tree, WireAxis) and dim.tree.strand == strand]
+        return [i for i, dim in enumerate(self.dims) if isinstance(dim.tree, WireAxis) and dim.tree.wire == strand]
 
-    def leaf(self, dim: int) -> WireAxis:
+    def wire_axis(self, dim: int) -> WireAxis:
         tree = self.dims[dim].tree
         assert isinstance(tree, WireAxis)
         return tree
@@ -69,7 +69,7 @@ class BlockSlot:
     """
 
     block: WeightBlock
-    leaf: WireAxis
+    axis: WireAxis
     front: tuple[int, ...]
     rest: tuple[int, ...]
 
@@ -93,24 +93,24 @@ class BlockSlot:
         return self._leaves((*self.front[:-1], *self.rest))
 
     def _leaves(self, dims: tuple[int, ...]) -> list[tuple[int, WireAxis]]:
-        return [(d, self.block.leaf(d)) for d in dims if isinstance(self.block.dims[d].tree, WireAxis)]
+        return [(d, self.block.wire_axis(d)) for d in dims if isinstance(self.block.dims[d].tree, WireAxis)]
 
 
 @dataclass(frozen=True)
 class BlockedWeights:
     """All blocks of one set of weights, and for every strand where it occurs."""
 
-    strands: tuple[WireSpec, ...]
+    wire_specs: tuple[WireSpec, ...]
     blocks: tuple[WeightBlock, ...]
     sites: tuple[tuple[BlockSlot, ...], ...]
 
 
 def weights_of(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
     """The tensors of a model that its function reads, by their first names; refuses what is not a finite number."""
-    symmetry._check_model(model)
+    symmetry.check_model(model)
     tied = tied_names(model)
-    read = symmetry._discovery.graph.program.read_weights  # those that nothing reads have no part in this
-    moving = {name for name, layout in symmetry.layouts.items() if any(True for _ in layout.leaves())}
+    read = symmetry.geometry.graph.program.read_weights  # those that nothing reads have no part in this
+    moving = {name for name, layout in symmetry.layouts.items() if layout.moves}
     named = [*model.named_parameters(), *model.named_buffers()]
     found = {tied[name]: t.detach() for name, t in named if tied[name] in read}
     for name, tensor in found.items():
@@ -145,10 +145,10 @@ def block_weights(symmetry: Symmetry, weights: Mapping[str, Tensor], *, copy: bo
             precision = torch.finfo(weights[name].dtype).eps if weights[name].is_floating_point() else 0.0
             blocks += cut_block(name, _working(weights[name], layout, copy), layout, precision)
     sites = tuple(
-        tuple(site for block in blocks for site in block_slots(block, s, symmetry.strands))
-        for s in range(len(symmetry.strands))
+        tuple(site for block in blocks for site in block_slots(block, s, symmetry.wire_specs))
+        for s in range(len(symmetry.wire_specs))
     )
-    return BlockedWeights(symmetry.strands, tuple(blocks), sites)
+    return BlockedWeights(symmetry.wire_specs, tuple(blocks), sites)
 
 
 def _working(tensor: Tensor, layout: Layout, copy: bool) -> Tensor:
@@ -184,4 +184,6 @@ def block_slots(block: WeightBlock, strand: int, strands: tuple[WireSpec, ...]) 
     """Where a strand occurs in a block."""
     for place in block.places(strand):
         front = (*base_dims(block.dims, place, strands[strand].bases), place)
-        yield BlockSlot(block, block.leaf(place), front, tuple(d for d in range(len(block.dims)) if d not in front))
+        yield BlockSlot(
+            block, block.wire_axis(place), front, tuple(d for d in range(len(block.dims)) if d not in front)
+        )

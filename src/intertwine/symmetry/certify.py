@@ -49,11 +49,11 @@ def certify(
     error = float("inf") if per_wire else _measure(symmetry, generic, inputs, reference, trials, seed)
     while error > tolerance and len(broken) < MAX_FAILED_OPS:
         local, culprit = _walk(symmetry, generic, inputs, symmetry.random(seed), tolerance * 1e3)
-        if culprit is None or culprit[0] in symmetry._distrusted:
+        if culprit is None or culprit[0] in symmetry.distrusted:
             error = _measure(symmetry, generic, inputs, reference, trials, seed)
             break
         broken.append(culprit[1])
-        symmetry = symmetry._distrusting(culprit[0])
+        symmetry = symmetry.distrusting(culprit[0])
     vacuous = _is_vacuous(generic, inputs, reference, seed)
     return Certificate(error <= tolerance, error, trials, local, tuple(broken), vacuous, symmetry)
 
@@ -144,9 +144,9 @@ def _walk(
     symmetry: Symmetry, model: nn.Module, inputs: Any, g: Element, tolerance: float
 ) -> tuple[dict[str, float], tuple[str, FailedOp] | None]:
     """Run the program on a model and on its moved twin; compare every tensor with the prediction, op by op."""
-    discovery = symmetry._discovery
-    program = discovery.graph.program
-    names = [s.name for s in discovery.strands]
+    geometry = symmetry.geometry
+    program = geometry.graph.program
+    names = [s.name for s in geometry.wire_specs]
     errors: dict[str, float] = {w.name: 0.0 for w in symmetry.wires}
     left, right = (ProgramRunner(program, m, inputs) for m in (symmetry.folded(model), symmetry.act(g, model)))
     reaches: dict[str, float] = {}  # the largest number met on the way to each tensor
@@ -157,25 +157,25 @@ def _walk(
             reach = max((reaches.get(name, 0.0) for name in call.reads), default=0.0)
             a, b = left.step(position), right.step(position)
             reaches[call.name] = max(reach, min(max(around, max_abs(a)), MAX_MAGNITUDE))
-            value = discovery.graph.values.get(call.name)
+            value = geometry.graph.values.get(call.name)
             first = call.args[0] if call.args else None
             if "empty" in call.op or (
                 isinstance(first, Ref) and first.name in raw and call.aliases and not call.inplace
             ):
                 raw.add(call.name)
                 continue
-            if not isinstance(a, Tensor) or value is None or not discovery.predicts(value):
+            if not isinstance(a, Tensor) or value is None or not geometry.predicts(value):
                 continue
             if not a.is_floating_point() or tuple(a.shape) != value.shape:
                 continue
-            layout = discovery.layout(value)
+            layout = geometry.layout(value)
             # what cancels to rounding noise is judged by the size of what went into it, and noise stays noise later on
             error = relative_error(act(layout, a, g), b, least=max(1e-4 * around, 1e-6 * reaches[call.name]))
-            for strand in {leaf.strand for leaf in layout.leaves()}:
+            for strand in layout.wires:
                 if names[strand] in errors:
                     errors[names[strand]] = max(errors[names[strand]], error)
             if error > tolerance:
-                wires = tuple(names[s] for s in sorted({leaf.strand for leaf in layout.leaves()}))
+                wires = tuple(names[s] for s in sorted(layout.wires))
                 maker = _maker(program, call)
                 return errors, (maker.name, FailedOp(maker.op, maker.place, wires, error))
     return errors, None

@@ -43,7 +43,7 @@ Pairing = dict[AxisVariable, int]  # base atom → the axis it stands in
 
 def dependent_axes(graph: Graph) -> dict[AxisVariable, tuple[AxisVariable, ...]]:
     """For every atom, the atoms it is fibred over, outermost first."""
-    places = {v: variable_slots(v) for v in graph.tape.values if not v.lazy}
+    places = {v: variable_slots(v) for v in graph.builder.values if not v.lazy}
     bases: dict[AxisVariable, set[AxisVariable]] = {}
     pairings: dict[tuple[Value, VariableSlot], Pairing] = {}
     for value, axes in places.items():
@@ -52,7 +52,7 @@ def dependent_axes(graph: Graph) -> dict[AxisVariable, tuple[AxisVariable, ...]]
             pairing = _pair(o, axes, always)
             pairings[value, o] = pairing
             bases[o.atom] = set(pairing) if o.atom not in bases else bases[o.atom] & set(pairing)
-    for meeting in graph.tape.meetings:
+    for meeting in graph.builder.constraints:
         if isinstance(meeting, Constraint):
             _check_meeting(meeting, places, pairings, bases)
     return _closed(bases)
@@ -133,14 +133,14 @@ _ZERO = Fraction(0)
 
 
 @dataclass(frozen=True)
-class Discovery:
+class Geometry:
     """What was found: wires, what is frozen, the strands elements act on, and how to lay out any tensor."""
 
     graph: Graph
     wires: tuple[Wire, ...]
     frozen: tuple[Frozen, ...]
-    strands: tuple[WireSpec, ...]
-    parameters: Mapping[str, Layout]
+    wire_specs: tuple[WireSpec, ...]
+    layouts: Mapping[str, Layout]
     signature: str
     _solved: SolvedGroups
 
@@ -156,7 +156,7 @@ class Discovery:
 
     def layout(self, value: Value) -> Layout:
         """The layout of any tensor of the graph, hidden features included."""
-        return self._solved.layout(value, self.graph.tape.variances)
+        return self._solved.layout(value, self.graph.builder.variances)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class SolvedGroups:
     strand_of: Mapping[AxisVariable, int]
     matrices: MatrixGroups
 
-    def leaf(self, value: Value, o: VariableSlot) -> WireAxis:
+    def wire_axis(self, value: Value, o: VariableSlot) -> WireAxis:
         if self.matrices.kind.get(o.atom) == "O":
             return WireAxis(self.strand_of[o.atom], o.atom.size, (Fraction(1),))
         unknown = self.equations.at(value, o)
@@ -190,13 +190,13 @@ class SolvedGroups:
         if isinstance(axis, AxisVariable):
             o = next(iter(places))
             folded = axis in self.matrices.kind and value in self.matrices.diagonals.get(axis, ())
-            return self.leaf(value, o) if axis in self.strand_of and not folded else FixedAxis(axis.size)
+            return self.wire_axis(value, o) if axis in self.strand_of and not folded else FixedAxis(axis.size)
         if isinstance(axis, Product):
             return ProductAxis(tuple(self._tree(f, value, places) for f in axis.factors))
         return SumAxis(tuple(self._tree(t, value, places) for t in axis.terms))
 
 
-def discover(graph: Graph, continuous: bool = False) -> Discovery:
+def discover(graph: Graph, continuous: bool = False) -> Geometry:
     """Solve a graph for its symmetry; `continuous` lets whole matrices act where only linear maps and lengths meet."""
     equations = collect(graph)
     over = {b: tuple(a for a in bases if a.size > 1) for b, bases in dependent_axes(graph).items()}
@@ -215,9 +215,9 @@ def discover(graph: Graph, continuous: bool = False) -> Discovery:
     names = _names(graph, wired, slots_of)
     strands = tuple(_strand(a, names, over, solved) for a in strand_of)
     wires = tuple(_wire(a, strands, slots_of[a], solved, graph) for a in wired)
-    parameters = {name: solved.layout(v, graph.tape.variances) for name, v in graph.parameters.items()}
+    parameters = {name: solved.layout(v, graph.builder.variances) for name, v in graph.parameters.items()}
     signature = hashlib.sha256(repr([(w.name, str(w.group), w.over, w.slots) for w in wires]).encode()).hexdigest()[:16]
-    return Discovery(graph, wires, _frozen(slots_of, solved, strands), strands, parameters, signature, solved)
+    return Geometry(graph, wires, _frozen(slots_of, solved, strands), strands, parameters, signature, solved)
 
 
 def _slots_of(graph: Graph) -> dict[AxisVariable, list[tuple[Value, VariableSlot]]]:
@@ -338,10 +338,10 @@ def _wire(
         if s.matrix and value in solved.matrices.diagonals.get(atom, ()):
             slots.append(Slot(value.name, o.axis, "folded to ones", o.offset, o.stride))
             continue
-        leaf = solved.leaf(value, o)
+        leaf = solved.wire_axis(value, o)
         if not (s.permutes or s.matrix or any(leaf.powers) or any(leaf.flips)):
             continue
-        role = "variance" if value.name in graph.tape.variances else _role(leaf)
+        role = "variance" if value.name in graph.builder.variances else _role(leaf)
         slots.append(Slot(value.name, o.axis, role, o.offset, o.stride, leaf.powers, leaf.flips))
     over = tuple(strands[b].name for b in s.bases)
     pinned = None if s.permutes or s.matrix else atom.frozen or "it has one index"
@@ -366,7 +366,7 @@ def _frozen(
         if strand is not None and (strand.permutes or strand.matrix):
             continue
         for value, o in places:
-            leaf = solved.leaf(value, o) if strand is not None else None
+            leaf = solved.wire_axis(value, o) if strand is not None else None
             if leaf is not None and (any(leaf.powers) or any(leaf.flips)):
                 continue
             whole = len(list(atoms_of(value.axes[o.axis]))) == 1

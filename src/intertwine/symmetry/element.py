@@ -116,7 +116,7 @@ class Element:
         True
     """
 
-    strands: tuple[WireSpec, ...]
+    wire_specs: tuple[WireSpec, ...]
     moves: Mapping[int, Move]
     signature: str
 
@@ -132,7 +132,7 @@ class Element:
     def _compose(self, i: int, first: Element, undo: Element) -> Move:
         """self after `first` on strand i; what self says is first read in the coordinates before `first`."""
         a, b = self.moves[i], first.moves[i]
-        bases = self.strands[i].bases
+        bases = self.wire_specs[i].bases
         permutation = scale = sign = matrix = None
         if a.permutation is not None and b.permutation is not None:
             permutation = torch.take_along_dim(b.permutation, undo.carry(a.permutation, bases), -1)
@@ -148,7 +148,7 @@ class Element:
         """The element that undoes this one."""
         moves = {}
         for i, move in self.moves.items():
-            bases = self.strands[i].bases
+            bases = self.wire_specs[i].bases
             inverted = {
                 "permutation": lambda t, b=bases: self.carry(t.argsort(-1), b),
                 "scale": lambda t, b=bases, i=i: 1 / self.carry(t, (*b, i), lead=1),
@@ -164,25 +164,25 @@ class Element:
             move = self.moves.get(strands[k])
             if move is None or move.permutation is None:
                 continue
-            bases = [lead + strands.index(b) for b in self.strands[strands[k]].bases]
+            bases = [lead + strands.index(b) for b in self.wire_specs[strands[k]].bases]
             index = spread(move.permutation, [*bases, lead + k], x.ndim)
             x = torch.take_along_dim(x, index, lead + k)
         return x
 
-    def depth(self, strand: int) -> int:
+    def depth(self, wire: int) -> int:
         """How many fibres lie below a strand; fibres act before their bases."""
-        return len(self.strands[strand].bases)
+        return len(self.wire_specs[wire].bases)
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
-    def act_on_leaf(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int = 1) -> Tensor:
+    def act_on_axis(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int = 1) -> Tensor:
         """Act on one exposed dimension of a tensor (see `layout.act`)."""
         leaf = dims[dim].tree
         assert isinstance(leaf, WireAxis)
-        move = self.moves.get(leaf.strand)
+        move = self.moves.get(leaf.wire)
         if move is None:
             return x
-        bases = self.strands[leaf.strand].bases
+        bases = self.wire_specs[leaf.wire].bases
         places = [*base_dims(dims, dim, bases), dim]
         if move.matrix is not None:
             return self._multiply(x, move.matrix, places, leaf, degree)
@@ -226,21 +226,22 @@ class Element:
     # -- reading, comparing, storing -------------------------------------------------------------------------------
 
     def __getitem__(self, wire: str) -> Move:
-        for i, strand in enumerate(self.strands):
+        for i, strand in enumerate(self.wire_specs):
             if strand.name == wire and i in self.moves:
                 return self.moves[i]
         raise InputError(f"There is no wire {wire!r} in this element. Its wires: {', '.join(self.wires[:20])} …")
 
     @cached_property
     def wires(self) -> tuple[str, ...]:
-        return tuple(self.strands[i].name for i in self.moves)
+        return tuple(self.wire_specs[i].name for i in self.moves)
 
     def only(self, *wires: str) -> Element:
         """The element that does what this one does on some wires and nothing elsewhere."""
         for wire in wires:
             self[wire]
         kept = {
-            i: m if self.strands[i].name in wires else identity_move(self.strands, i) for i, m in self.moves.items()
+            i: m if self.wire_specs[i].name in wires else identity_move(self.wire_specs, i)
+            for i, m in self.moves.items()
         }
         return replace(self, moves=kept)
 
@@ -254,7 +255,7 @@ class Element:
             >>> symmetry.identity().without_identities().wires, len(symmetry.random(seed=0).without_identities().wires)
             ((), 1)
         """
-        kept = {i: m for i, m in self.moves.items() if not _is_identity(m, identity_move(self.strands, i))}
+        kept = {i: m for i, m in self.moves.items() if not _is_identity(m, identity_move(self.wire_specs, i))}
         return replace(self, moves=kept)
 
     def distance(self, other: Element) -> float:
@@ -266,7 +267,7 @@ class Element:
     def save(self, path: str | Path) -> None:
         """Write the element to a safetensors file, which is whole or not there."""
         tensors = {f"{i}.{name}": t.contiguous() for i, move in self.moves.items() for name, t in move.items()}
-        about = {"signature": self.signature, "strands": [asdict(s) for s in self.strands]}
+        about = {"signature": self.signature, "strands": [asdict(s) for s in self.wire_specs]}
         about["sha256"] = _digest(about, tensors)
         # one entry, because several are written in an order that changes from run to run
         write_tensors(Path(path), tensors, {"about": json.dumps(about)})
@@ -305,7 +306,7 @@ class Element:
             )
 
     def __repr__(self) -> str:
-        moved = sum(1 for i, m in self.moves.items() if not _is_identity(m, identity_move(self.strands, i)))
+        moved = sum(1 for i, m in self.moves.items() if not _is_identity(m, identity_move(self.wire_specs, i)))
         return f"Element({moved} of {len(self.moves)} wires moved)"
 
 

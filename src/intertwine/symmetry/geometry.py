@@ -118,7 +118,7 @@ def constant_variables(axis: Axis) -> tuple[AxisVariable, ...]:
 class WireAxis:
     """An occurrence of a strand."""
 
-    strand: int
+    wire: int
     size: int
     powers: tuple[Fraction, ...] = ()
     flips: tuple[int, ...] = ()
@@ -177,9 +177,19 @@ class Layout:
     def shape(self) -> tuple[int, ...]:
         return tuple(a.size for a in self.axes)
 
-    def leaves(self) -> Iterator[WireAxis]:
-        """Every occurrence of a strand; none where nothing moves the tensor."""
-        return (leaf for axis in self.axes for leaf in wire_axes(axis))
+    @property
+    def moves(self) -> bool:
+        """Whether any wire acts on the tensor."""
+        return any(True for _ in self.wire_axes())
+
+    @property
+    def wires(self) -> set[int]:
+        """The wires that act on the tensor."""
+        return {axis.wire for axis in self.wire_axes()}
+
+    def wire_axes(self) -> Iterator[WireAxis]:
+        """Every part of an axis on which a wire acts."""
+        return (part for axis in self.axes for part in wire_axes(axis))
 
 
 def wire_axes(tree: LayoutAxis) -> Iterator[WireAxis]:
@@ -203,9 +213,9 @@ class Dim:
 class Actor(Protocol):
     """What acts on exposed tensors: an element of the group."""
 
-    def act_on_leaf(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int) -> Tensor: ...
+    def act_on_axis(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int) -> Tensor: ...
 
-    def depth(self, strand: int) -> int: ...
+    def depth(self, wire: int) -> int: ...
 
 
 def act(layout: Layout, x: Tensor, actor: Actor, degree: int = 1) -> Tensor:
@@ -213,7 +223,7 @@ def act(layout: Layout, x: Tensor, actor: Actor, degree: int = 1) -> Tensor:
 
     `degree` 1 moves a parameter or a feature, −1 a gradient (contragredient), −2 a squared gradient.
     """
-    if not any(True for _ in layout.leaves()):
+    if not layout.moves:
         return x
     dims = [Dim(axis, i) for i, axis in enumerate(layout.axes)]
     moved = _act(x, dims, actor, degree)
@@ -237,8 +247,8 @@ def _act(x: Tensor, dims: list[Dim], actor: Actor, degree: int) -> Tensor:
             return torch.cat([_act(b, d, actor, degree) for b, d in zip(blocks, parts, strict=True)], i)
     exposed = [i for i, dim in enumerate(dims) if isinstance(dim.tree, WireAxis)]
     # a fibre is read in the coordinates its base still has, so fibres go before their bases
-    for i in sorted(exposed, key=lambda i: -actor.depth(dims[i].tree.strand)):  # type: ignore[union-attr]
-        x = actor.act_on_leaf(x, i, dims, degree)
+    for i in sorted(exposed, key=lambda i: -actor.depth(dims[i].tree.wire)):  # type: ignore[union-attr]
+        x = actor.act_on_axis(x, i, dims, degree)
     return x
 
 
@@ -246,7 +256,7 @@ def base_dims(dims: Sequence[Dim], dim: int, bases: Sequence[int]) -> list[int]:
     """Where the bases of a leaf stand among the exposed dimensions: in its own axis first, else wherever they are."""
     found = []
     for base in bases:
-        places = [i for i, d in enumerate(dims) if isinstance(d.tree, WireAxis) and d.tree.strand == base]
+        places = [i for i, d in enumerate(dims) if isinstance(d.tree, WireAxis) and d.tree.wire == base]
         own = [i for i in places if dims[i].axis == dims[dim].axis]
         found.append((own or places)[0])
     return found
@@ -296,4 +306,4 @@ def names_in_state(state: Mapping[str, Tensor]) -> Iterator[tuple[Hashable, str]
 
 def _alike(a: Layout | None, b: Layout | None) -> bool:
     """Whether two layouts move a tensor in one way; None moves nothing."""
-    return a == b or not any(True for layout in (a, b) if layout is not None for _ in layout.leaves())
+    return a == b or not any(True for layout in (a, b) if layout is not None for _ in layout.wire_axes())

@@ -46,7 +46,7 @@ def find_matrices(
     over: Mapping[AxisVariable, tuple[AxisVariable, ...]],
 ) -> MatrixGroups:
     """All atoms of the graph's parameters that carry GL(n) or O(n)."""
-    places = {v: variable_slots(v) for v in graph.tape.values if not v.lazy}
+    places = {v: variable_slots(v) for v in graph.builder.values if not v.lazy}
     found = MatrixGroups(squares=_squares_that_are_summed(graph))
     seen = _Survey(graph, places, found)
     bases = {a for own in over.values() for a in own}
@@ -69,18 +69,18 @@ class _Survey:
         self.obstacles, self.lengths = set[AxisVariable](), set[AxisVariable]()
         self._graph, self._places, self._found = graph, places, found
         self._linear: dict[str, bool] = {}
-        for meeting in graph.tape.meetings:
+        for meeting in graph.builder.constraints:
             if isinstance(meeting, ReshapeConstraint):
                 self.obstacles |= _reread(meeting, places)
             else:
                 self.obstacles |= _uncovered(meeting, places)
-                for label in meeting.laws:
+                for label in meeting.rules:
                     self._take(meeting, label)
 
     def _take(self, meeting: Constraint, label: Label) -> None:
         held = _held(meeting, label, self._places)
         atoms = {o.atom for _, _, occurred in held for o in occurred}
-        if _is_linear(meeting.laws[label], self._linear):
+        if _is_linear(meeting.rules[label], self._linear):
             self.obstacles |= {a for a in atoms if _meets_itself_moved(a, held)}
         elif self._looks_at_lengths(meeting, label, held):
             self.lengths |= atoms
@@ -168,18 +168,18 @@ def _alone(value: Value, window: Window) -> bool:
 def _squares_that_are_summed(graph: Graph) -> set[Value]:
     """Tensors that are a square of another and are used for nothing but a sum over their last axis: lengths."""
     uses: dict[Value, list[Constraint | ReshapeConstraint]] = defaultdict(list)
-    for meeting in graph.tape.meetings:
+    for meeting in graph.builder.constraints:
         values = (
             [o.value for o in meeting.operands] if isinstance(meeting, Constraint) else [meeting.source, meeting.result]
         )
         for value in set(values):
             uses[value].append(meeting)
     found = set()
-    for meeting in graph.tape.meetings:
+    for meeting in graph.builder.constraints:
         if not isinstance(meeting, Constraint) or len(meeting.operands) != 2:
             continue
         square = meeting.operands[1].value
-        is_square = any(isinstance(law, PointwiseRule) and SQUARE.fullmatch(law.key) for law in meeting.laws.values())
+        is_square = any(isinstance(law, PointwiseRule) and SQUARE.fullmatch(law.key) for law in meeting.rules.values())
         if is_square and len(uses[square]) == 2:
             total = uses[square][1]
             last = square.ndim - 1
@@ -204,7 +204,7 @@ def _of_squares(meeting: Constraint, squares: set[Value]) -> bool:
 
 def _diagonal(meeting: Constraint, label: Label, held: Participants, graph: Graph) -> Value | None:
     """The parameter vector of a plain product `x * weight` along this label, if that is what the meeting is."""
-    law = meeting.laws[label]
+    law = meeting.rules[label]
     if (
         not isinstance(law, ScaleRule)
         or len(law.real) != 1

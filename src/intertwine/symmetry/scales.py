@@ -59,18 +59,18 @@ def collect(graph: Graph) -> Equations:
     equations = Equations()
     groups: dict[str, ActivationGroup] = {}
     places: dict[Value, list[list[VariableSlot]]] = {}
-    for value in graph.tape.values:
+    for value in graph.builder.values:
         if not value.lazy:
             places[value] = variable_slots(value)
             for axis in places[value]:
                 for o in axis:
                     equations.at(value, o)
-    for meeting in graph.tape.meetings:
+    for meeting in graph.builder.constraints:
         if isinstance(meeting, ReshapeConstraint):
             _collect_reshape(equations, meeting, places)
         else:
             _collect_meeting(equations, meeting, places, groups)
-        _collect_variances(equations, meeting, graph.tape.variances, places)
+        _collect_variances(equations, meeting, graph.builder.variances, places)
     return equations
 
 
@@ -111,7 +111,7 @@ def _collect_meeting(
     groups: dict[str, ActivationGroup],
 ) -> None:
     by_label: dict[object, list[dict[Key, list[Unknown]]]] = {
-        label: [defaultdict(list) for _ in meeting.operands] for label in meeting.laws
+        label: [defaultdict(list) for _ in meeting.operands] for label in meeting.rules
     }
     for i, operand in enumerate(meeting.operands):
         covered = {w.axis for w in operand.windows}
@@ -125,7 +125,7 @@ def _collect_meeting(
             for o in places[operand.value][window.axis]:
                 if o.meets(window):
                     by_label[window.label][i][o.key(window)].append(equations.at(operand.value, o))
-    for label, law in meeting.laws.items():
+    for label, law in meeting.rules.items():
         _apply_law(equations, law, by_label[label], groups)
 
 

@@ -18,7 +18,7 @@ from intertwine.graph.constraints import ConcatView, PermutedView, Value
 from intertwine.graph.graph import build_graph
 from intertwine.graph.model import copy_module, empty_caches
 from intertwine.graph.program import Program
-from intertwine.symmetry.discover import Discovery, discover
+from intertwine.symmetry.discover import Geometry, discover
 from intertwine.symmetry.element import Element, WireSpec, identity_move, random_move
 from intertwine.symmetry.geometry import (
     FixedAxis,
@@ -142,30 +142,30 @@ class Symmetry:
 
     wires: tuple[Wire, ...]
     frozen: tuple[Frozen, ...]
-    _discovery: Discovery = field(repr=False)
+    geometry: Geometry = field(repr=False)
     continuous: bool = False
-    _distrusted: frozenset[str] = field(default=frozenset(), repr=False)
+    distrusted: frozenset[str] = field(default=frozenset(), repr=False)
 
     # -- size ------------------------------------------------------------------------------------------------------
 
     @property
     def signature(self) -> str:
         """A short hash of the group and where it acts; elements belong to one signature."""
-        return self._discovery.signature
+        return self.geometry.signature
 
     @property
-    def strands(self) -> tuple[WireSpec, ...]:
+    def wire_specs(self) -> tuple[WireSpec, ...]:
         """What elements act on: one strand per wire, in the order of `wires`, then the bases that do not move."""
-        return self._discovery.strands
+        return self.geometry.wire_specs
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
         """Parameter or buffer name → what each of its axes is made of; tied tensors appear under their first name."""
-        return self._discovery.parameters
+        return self.geometry.layouts
 
     def layout_of(self, name: str) -> Layout | None:
         """How a parameter or buffer moves, by any of the names it has in the captured model; None if nothing does."""
-        return self._discovery.parameters.get(self._discovery.graph.program.tied.get(name, name))
+        return self.geometry.layouts.get(self.geometry.graph.program.tied.get(name, name))
 
     @property
     def log_order(self) -> float:
@@ -185,11 +185,11 @@ class Symmetry:
     @property
     def unsupported(self) -> tuple[tuple[str, str], ...]:
         """(op, where) for every op without a rule; the axes it touched are frozen."""
-        return tuple(self._discovery.graph.tape.unsupported)
+        return tuple(self.geometry.graph.builder.unsupported)
 
     def coverage(self, model: nn.Module) -> float:
         """Fraction of the model's parameters that at least one wire moves."""
-        self._check_model(model)
+        self.check_model(model)
         moved = total = 0.0
         for name, parameter in model.named_parameters():
             total += parameter.numel()
@@ -205,12 +205,12 @@ class Symmetry:
 
     def identity(self) -> Element:
         """The element that changes nothing."""
-        strands = self._discovery.strands
+        strands = self.geometry.wire_specs
         return Element(strands, {i: identity_move(strands, i) for i in range(len(self.wires))}, self.signature)
 
     def random(self, seed: int = 0, scale_spread: float = SCALE_SPREAD) -> Element:
         """A random element: uniform permutations and signs, log-normal scales with the given spread."""
-        strands = self._discovery.strands
+        strands = self.geometry.wire_specs
         generator = torch.Generator().manual_seed(seed)
         moves = {i: random_move(strands, i, generator, scale_spread) for i in range(len(self.wires))}
         return Element(strands, moves, self.signature)
@@ -220,8 +220,8 @@ class Symmetry:
     def act(self, g: Element, model: nn.Module) -> nn.Module:
         """A new model with other weights and the same function. The given model is not touched."""
         self._check_element(g)
-        self._check_model(model)
-        moved = self.folded(model) if self._discovery.diagonals else copy_module(model)
+        self.check_model(model)
+        moved = self.folded(model) if self.geometry.diagonals else copy_module(model)
         with torch.no_grad():
             for name, tensor in [*moved.named_parameters(), *moved.named_buffers()]:
                 layout = self.layout_of(name)
@@ -235,10 +235,10 @@ class Symmetry:
 
         Folding is itself an action of the default symmetry's scales and signs; without such weights it is a plain copy.
         """
-        names = self._discovery.diagonals
+        names = self.geometry.diagonals
         if not names:
             return copy_module(model)
-        plain = from_program(self._discovery.graph.program, False, self._distrusted)
+        plain = from_program(self.geometry.graph.program, False, self.distrusted)
         folded = plain.act(unit_element(plain, model, names), model)
         with torch.no_grad():
             for name, weight in folded.named_parameters():
@@ -261,14 +261,14 @@ class Symmetry:
             x: features at that module; the batch (and token or spatial) axes may have other sizes than in the example.
         """
         self._check_element(g)
-        graph = self._discovery.graph
+        graph = self.geometry.graph
         if name not in graph.sites:
             near = [s for s in graph.sites if name.split(".")[0] in s][:8] or list(graph.sites)[:8]
             raise InputError(
                 f"No tensor is computed under a module called {name!r}. Modules with features: {', '.join(near)} …"
             )
         value = graph.values[graph.sites[name]]
-        if not value.lazy and not self._discovery.predicts(value):
+        if not value.lazy and not self.geometry.predicts(value):
             raise InputError(
                 f"The features at {name!r} are squares inside a length, which a rotation mixes with products that the "
                 "model never forms, so they do not move by themselves. Ask for the features before them, or after the "
@@ -283,7 +283,7 @@ class Symmetry:
             "Only axes on which nothing acts may differ."
         )
         if not value.lazy:
-            layout = self._discovery.layout(value)
+            layout = self.geometry.layout(value)
             if x.ndim != value.ndim or any(
                 _moves(a) and a.size != n for a, n in zip(layout.axes, x.shape, strict=True)
             ):
@@ -309,9 +309,9 @@ class Symmetry:
         training goes on exactly as it would have; scales change what an adaptive optimizer does next.
         """
         self._check_element(g)
-        self._check_model(model)
+        self.check_model(model)
         parameters = dict(model.named_parameters())
-        unfolded = [n for n in self._discovery.diagonals if not bool((parameters[n] == 1).all())]
+        unfolded = [n for n in self.geometry.diagonals if not bool((parameters[n] == 1).all())]
         if unfolded:
             raise InputError(
                 f"This symmetry first folds {unfolded[0]!r} into what reads it, and an optimizer's "
@@ -356,11 +356,11 @@ class Symmetry:
         """
         from intertwine.symmetry.certify import certify  # it is built on this class
 
-        self._check_model(model)
+        self.check_model(model)
         return certify(self, model, example_args, example_kwargs, trials, seed, tolerance, per_wire)
 
-    def _distrusting(self, call: str) -> Symmetry:
-        return from_program(self._discovery.graph.program, self.continuous, self._distrusted | {call})
+    def distrusting(self, call: str) -> Symmetry:
+        return from_program(self.geometry.graph.program, self.continuous, self.distrusted | {call})
 
     # -- checks and display ----------------------------------------------------------------------------------------
 
@@ -371,20 +371,20 @@ class Symmetry:
                 f"sym.identity() or Element.load(file)."
             )
         own = self.identity()
-        if (g.signature, g.strands, set(g.moves)) != (own.signature, own.strands, set(own.moves)):
+        if (g.signature, g.wire_specs, set(g.moves)) != (own.signature, own.wire_specs, set(own.moves)):
             raise MismatchError(
                 "The element belongs to the symmetry of another architecture. Use an element made by this "
                 "symmetry (sym.random, Element.load of its file)."
             )
 
-    def _check_model(self, model: nn.Module) -> None:
+    def check_model(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"A torch.nn.Module was expected, a {type(model).__name__} was given.")
         shapes = {
             n: tuple(t.shape)
             for n, t in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         }
-        for name, layout in self._discovery.parameters.items():
+        for name, layout in self.geometry.layouts.items():
             if shapes.get(name) != layout.shape:
                 found = f"has shape {shapes[name]}" if name in shapes else "does not exist"
                 raise MismatchError(
@@ -434,14 +434,14 @@ def unit_element(sym: Symmetry, model: nn.Module, names: tuple[str, ...]) -> Ele
     """The element of scales and signs that turns some weight vectors into ones."""
     moves = dict(sym.identity().moves)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    leaves = {name: sym._discovery.parameters[name].axes[0] for name in names}
+    leaves = {name: sym.geometry.layouts[name].axes[0] for name in names}
     for name, leaf in leaves.items():
         assert isinstance(leaf, WireAxis)
-        others = [o for n, o in leaves.items() if n != name and isinstance(o, WireAxis) and o.strand == leaf.strand]
+        others = [o for n, o in leaves.items() if n != name and isinstance(o, WireAxis) and o.wire == leaf.wire]
         power = next((k for k, p in enumerate(leaf.powers) if p and not any(o.powers[k] for o in others)), None)
         flip = next((k for k, f in enumerate(leaf.flips) if f and not any(o.flips[k] for o in others)), None)
         weight = parameters[name].detach().to(torch.float64).cpu()
-        move = moves[leaf.strand]
+        move = moves[leaf.wire]
         if power is None or move.scale is None or not bool(weight.all()) or (flip is None and bool((weight < 0).any())):
             raise InputError(
                 f"{name!r} cannot be folded into its consumers (it holds zeros, or signs that nothing takes "
@@ -453,14 +453,14 @@ def unit_element(sym: Symmetry, model: nn.Module, names: tuple[str, ...]) -> Ele
         if sign is not None and flip is not None:
             sign = sign.clone()
             sign[flip] = weight.sign()
-        moves[leaf.strand] = replace(move, scale=scale, sign=sign)
+        moves[leaf.wire] = replace(move, scale=scale, sign=sign)
     return replace(sym.identity(), moves=moves)
 
 
 def _covered(tree: LayoutAxis, sym: Symmetry) -> int:
     """How many positions of an axis some wire moves."""
     if isinstance(tree, WireAxis):
-        strand = sym._discovery.strands[tree.strand]
+        strand = sym.geometry.wire_specs[tree.wire]
         return tree.size if strand.permutes or strand.matrix or any(tree.powers) or any(tree.flips) else 0
     if isinstance(tree, SumAxis):
         return sum(_covered(p, sym) for p in tree.parts)

@@ -109,7 +109,7 @@ def _check_dense(
 ) -> None:
     """The fast path, as the model was moved and as gradients are, against rows of matrices."""
     linear = replace(layout, shift=0.0)
-    matrices = any(subject.symmetry.strands[i].matrix for i in strands_of(layout))
+    matrices = any(subject.symmetry.wire_specs[i].matrix for i in strands_of(layout))
     cases = [(layout, 1, moved), (linear, -1, act(linear, x, g, -1))]
     cases += [] if matrices else [(linear, -2, act(linear, x, g, -2))]
     numbers = x.flatten().tolist()
@@ -138,7 +138,7 @@ def check_features(subject: Subject, g: Element, h: Element, ledger: Ledger) -> 
     """Check the features of every module that returns a tensor."""
     sym = subject.symmetry
     modules = dict(subject.model.named_modules(remove_duplicate=False))
-    sites = [name for name in sym._discovery.graph.sites if name in modules]
+    sites = [name for name in sym.geometry.graph.sites if name in modules]
     own = outputs_of_modules(subject, subject.model, sites)
     moved = outputs_of_modules(subject, sym.act(g, subject.model), sites)
     noise = CANCELLED_FEATURE * max(map(max_abs, own.values()), default=0.0)
@@ -176,10 +176,10 @@ def outputs_of_modules(subject: Subject, model: nn.Module, names: Iterable[str])
 
 def _wires(subject: Subject, site: str) -> tuple[str, ...]:
     """The wires that move the features of a module; those of a view are not worked out, which would change it."""
-    discovery = subject.symmetry._discovery
-    value = discovery.graph.values[discovery.graph.sites[site]]
-    found = strands_of(discovery.layout(value)) if not value.lazy else set()
-    return tuple(discovery.strands[i].name for i in sorted(found))
+    geometry = subject.symmetry.geometry
+    value = geometry.graph.values[geometry.graph.sites[site]]
+    found = strands_of(geometry.layout(value)) if not value.lazy else set()
+    return tuple(geometry.wire_specs[i].name for i in sorted(found))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ CANCELLED_GRADIENT = 1e-4  # a gradient this much smaller than the largest is ro
 def check_gradients(subject: Subject, g: Element, ledger: Ledger) -> None:
     """Check pairing, gradients and the moments of an optimizer."""
     _check_pairing(subject, g, ledger)
-    for name in subject.symmetry._discovery.diagonals:
+    for name in subject.symmetry.geometry.diagonals:
         ledger.skip(f"gradient of {name}", "it is kept at ones, so that its gradient means nothing after a rotation")
     here, there = (_trainable(m) for m in (subject.model, subject.symmetry.act(g, subject.model)))
     reason = _differentiate(subject, here) or _differentiate(subject, there)
@@ -223,7 +223,7 @@ def _check_gradient(subject: Subject, g: Element, here: nn.Module, there: nn.Mod
     own, moved = _gradients(here), _gradients(there)
     noise = CANCELLED_GRADIENT * max(map(max_abs, own.values()), default=0.0)
     for name, gradient in own.items():
-        if name in subject.symmetry._discovery.diagonals:
+        if name in subject.symmetry.geometry.diagonals:
             continue
         layout = subject.symmetry.layout_of(name)
         expected = gradient if layout is None else act(layout, gradient, g, -1)
@@ -232,9 +232,9 @@ def _check_gradient(subject: Subject, g: Element, here: nn.Module, there: nn.Mod
 
 def _check_optimizer(subject: Subject, g: Element, here: nn.Module, there: nn.Module, ledger: Ledger) -> None:
     """After one step the moments are powers of the gradients, with scales too; matrices move no second moments."""
-    matrices = any(s.matrix for s in subject.symmetry.strands)
+    matrices = any(s.matrix for s in subject.symmetry.wire_specs)
     # norm weights that were folded stay ones: no optimizer's state can be folded with them
-    names = [name for name, _ in here.named_parameters() if name not in subject.symmetry._discovery.diagonals]
+    names = [name for name, _ in here.named_parameters() if name not in subject.symmetry.geometry.diagonals]
     own, moved = _stepped(here, names, matrices), _stepped(there, names, matrices)
     carried = subject.symmetry.act_on_optimizer(g, own, here)["state"]
     noise = {

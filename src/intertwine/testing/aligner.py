@@ -163,7 +163,7 @@ def _history(found: Alignment) -> float:
 def _distance(case: AlignerCase, a: nn.Module, b: nn.Module) -> float:
     """Σ ‖A − B‖² over the parameters that wires act on, by their names."""
     left, right = dict(a.named_parameters()), dict(b.named_parameters())
-    moving = [n for n in left if n in case.symmetry.layouts and any(True for _ in case.symmetry.layouts[n].leaves())]
+    moving = [n for n in left if n in case.symmetry.layouts and case.symmetry.layouts[n].moves]
     return float(sum((left[n] - right[n]).detach().square().sum() for n in moving))
 
 

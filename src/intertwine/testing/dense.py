@@ -33,7 +33,7 @@ class LeafEntry:
     apart among the tensor's entries."""
 
     axis: int
-    leaf: WireAxis
+    wire_axis: WireAxis
     place: int
     step: int
 
@@ -105,25 +105,25 @@ class DenseAction:
 
     def _terms(self, hit: LeafEntry, hits: list[LeafEntry]) -> Terms:
         """Where the number at a hit comes from, and its factor; a matrix has one term for each of its columns."""
-        parts = self._parts.get(hit.leaf.strand, {})
+        parts = self._parts.get(hit.wire_axis.wire, {})
         copy = self._copy(hit, hits)
         if "matrix" in parts:
-            straight = hit.leaf.powers[0] * self.degree == 1
+            straight = hit.wire_axis.powers[0] * self.degree == 1
             row = parts["matrix" if straight else "contragredient"][(*copy, hit.place)]
             return list(enumerate(row.tolist()))
         source = int(parts["permutation"][(*copy, hit.place)]) if "permutation" in parts else hit.place
         factor = 1.0
-        for k, power in enumerate(hit.leaf.powers):
+        for k, power in enumerate(hit.wire_axis.powers):
             if power:
                 factor *= float(parts["scale"][(k, *copy, source)]) ** float(power * self.degree)
-        for k, flip in enumerate(hit.leaf.flips):
+        for k, flip in enumerate(hit.wire_axis.flips):
             if flip and self.degree % 2:
                 factor *= float(parts["sign"][(k, *copy, source)])
         return [(source, factor)]
 
     def _copy(self, hit: LeafEntry, hits: list[LeafEntry]) -> tuple[int, ...]:
         """Which copy of a fibre acts: the indices its bases had before the move."""
-        bases = self.element.strands[hit.leaf.strand].bases
+        bases = self.element.wire_specs[hit.wire_axis.wire].bases
         return tuple(self._terms(_nearest(hit, base, hits), hits)[0][0] for base in bases)
 
 
@@ -145,5 +145,5 @@ def _walk(tree: LayoutAxis, axis: int, position: int, step: int) -> Iterator[Lea
 
 def _nearest(hit: LeafEntry, base: int, hits: list[LeafEntry]) -> LeafEntry:
     """The occurrence of a base that a leaf is paired with: the one in its own axis, else the only other."""
-    places = [h for h in hits if h.leaf.strand == base]
+    places = [h for h in hits if h.wire_axis.wire == base]
     return next((h for h in places if h.axis == hit.axis), places[0])

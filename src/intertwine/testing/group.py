@@ -41,7 +41,7 @@ def _check_only(symmetry: Symmetry, g: Element, ledger: Ledger) -> None:
     check_same_element(ledger, "only", "g on no wire", g.only(), symmetry.identity())
     # a fibre is read in the coordinates its base still has, so the parts of fibres act before those of their bases
     order = sorted(g.moves, key=g.depth)
-    parts = [g.only(g.strands[i].name) for i in order]
+    parts = [g.only(g.wire_specs[i].name) for i in order]
     check_same_element(ledger, "only", "the product of the wires", reduce(matmul, parts, symmetry.identity()), g)
 
 
@@ -50,7 +50,7 @@ def _check_storage(g: Element, ledger: Ledger) -> None:
         file = Path(folder) / "element.safetensors"
         g.save(file)
         loaded = Element.load(file)
-    alike = loaded.strands == g.strands and loaded.signature == g.signature
+    alike = loaded.wire_specs == g.wire_specs and loaded.signature == g.signature
     ledger.note("storage", 0.0 if alike else 1.0, "the description of the group", tolerance=0.0)
     error, wire = largest_difference(loaded, g)
     ledger.note("storage", error, "the element", wire, tolerance=0.0)
@@ -70,7 +70,7 @@ def largest_difference(a: Element, b: Element) -> tuple[float, tuple[str, ...]]:
         for name in left.keys() | right.keys():
             gap = _gap(left.get(name), right.get(name))
             if not gap <= worst:
-                worst, wire = gap, (a.strands[i].name,)
+                worst, wire = gap, (a.wire_specs[i].name,)
     return worst, wire
 
 

@@ -141,7 +141,7 @@ class Subject:
     def wires(self, name: str) -> tuple[str, ...]:
         """The wires that act on a parameter or buffer."""
         layout = self.layout(name)
-        names = [s.name for s in self.symmetry.strands]
+        names = [s.name for s in self.symmetry.wire_specs]
         return tuple(names[i] for i in sorted(strands_of(layout))) if layout is not None else ()
 
     def run(self, model: nn.Module) -> list[Tensor]:
@@ -162,7 +162,7 @@ class Subject:
 
 def strands_of(layout: Layout) -> set[int]:
     """The strands that stand in a layout."""
-    return {leaf.strand for leaf in layout.leaves()}
+    return layout.wires
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -118,7 +118,7 @@ def test_a_note_on_claims_goes_with_the_claims(plan_file: Path) -> None:
         ('kind = "counting"', 'kind = "countin"', "There is no kind of experiment 'countin'"),
         ("choose = \"disjoint\"", "choose = \"some\"", "pairs are chosen 'some'; they can be random, disjoint, self"),
         ("one = [1.0, 2.0]", "one = [1.0]", "one has 1 numbers, but there are 2 labels"),
-        ("[gpu.pairs]", "[gpu.pears]", r"\[gpu\] has 'pears'. Did you mean pairs"),
+        ("[gpu.pairs]", "[gpu.pears]", r"\[gpu\] has 'pears'. Did you mean 'pairs"),
         ("pool = 4", "pols = 4", r"\[networks\] has 'pols'"),
         ('title = "A small experiment"', "", "it lacks title"),
         ("[data]", "[data", "cannot be read"),
@@ -133,7 +133,7 @@ def test_what_a_plan_cannot_say(plan_file: Path, old: str, new: str, says: str) 
 
 
 def test_names_that_are_not_there(plan_file: Path) -> None:
-    with pytest.raises(InputError, match=r"'smal' was asked for, but .*does not exist. Did you mean small"):
+    with pytest.raises(InputError, match=r"'smal' was asked for, but .*does not exist. Did you mean 'small"):
         read_plan(plan_file.with_name("smal.toml"))
     with pytest.raises(InputError, match="The scale 'tiny' was asked for; there are paper, gpu, cpu"):
         read_plan(plan_file, "tiny")
@@ -297,7 +297,7 @@ def test_fronts_that_were_trained_on_other_data(plan_file: Path, tmp_path: Path)
     ("more", "says"),
     [
         ('vary = { width = [1] }\n[networks.trained_on]\n"a" = {}', "varies width, trained_on; one thing at a time"),
-        ('[networks.trained_on]\n"a" = { name = "digits", turned = 1 }', "'a' has 'turned'. Did you mean turns"),
+        ('[networks.trained_on]\n"a" = { name = "digits", turned = 1 }', "'a' has 'turned'. Did you mean 'turns"),
     ],
 )
 def test_what_trained_on_cannot_say(plan_file: Path, more: str, says: str) -> None:

@@ -307,7 +307,7 @@ batches = "plain"
     [
         ('families = ["linear"]', "seeds = 1", "neither families, nor direct, nor alphas"),
         ('"penalties"', '"bars"', "the form is 'bars'; there are penalties, slopes"),
-        ('what = "penalty"', 'what = "penaltys"', "'penaltys' is to be shown. Did you mean penalty"),
+        ('what = "penalty"', 'what = "penaltys"', "'penaltys' is to be shown. Did you mean 'penalty"),
     ],
 )
 def test_plans_that_are_refused(old: str, new: str, words: str, tmp_path: Path) -> None:

@@ -326,7 +326,10 @@ def test_a_script_without_its_guard_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"name": "proceses"}, r"'proceses' was asked for, and there is none. Did you mean processes\?.*serial, proc"),
+        (
+            {"name": "proceses"},
+            r"'proceses' was asked for, and there is none. Did you mean 'processes'\?.*serial, proc",
+        ),
         ({"name": "processes", "workers": 0}, "workers=0 was asked for; give 1 or more"),
         ({"name": "processes", "threads": 0}, "threads=0 was asked for; give 1 or more"),
         ({"name": "processes", "gpus": -1}, "gpus=-1 was asked for; give 0 or more"),

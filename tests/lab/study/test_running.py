@@ -161,8 +161,8 @@ def test_results_of_networks_that_were_trained_again_are_not_mixed(tmp_path: Pat
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"recipe": "plane"}, r"Zoo 'b': There is no recipe 'plane'. Did you mean plain"),
-        ({"data": "digts"}, r"Zoo 'b': No data set is called 'digts'. Did you mean digits"),
+        ({"recipe": "plane"}, r"Zoo 'b': There is no recipe 'plane'. Did you mean 'plain"),
+        ({"data": "digts"}, r"Zoo 'b': No data set is called 'digts'. Did you mean 'digits"),
         ({"epochs": 0}, r"Zoo 'b': The recipe asks for epochs=0; give a whole number"),
         ({"seeds": [0, 0]}, r"Zoo 'b': Seeds are whole numbers .* each given once; found \[0, 0\]"),
         ({"options": {"widths": [63, 8, 10]}}, r"Zoo 'b': "),
@@ -357,7 +357,7 @@ def test_concepts_that_do_not_fit_are_refused(maps: Any, tmp_path: Path) -> None
 
     (error,) = run(plan_of(maps, part("synthetic")), out=tmp_path / "s").errors.values()
     assert "coloured squares of at least 16×16, but the images of digits are 1×8×8" in error
-    with pytest.raises(InputError, match=r"Part 1: concepts = 'stroke' is not known\. Did you mean strokes\?"):
+    with pytest.raises(InputError, match=r"Part 1: concepts = 'stroke' is not known\. Did you mean 'strokes'\?"):
         run(plan_of(maps, part("stroke")), out=tmp_path / "t")
 
 

@@ -85,7 +85,7 @@ def test_as_a_data_set() -> None:
 def test_bad_input_of_pictures() -> None:
     with pytest.raises(InputError, match="0 pictures 32×32 were asked for; give 1 or more of at least 16×16"):
         concept_images(0)
-    with pytest.raises(InputError, match=r"A class by 'color' was asked for. Did you mean colour"):
+    with pytest.raises(InputError, match=r"A class by 'color' was asked for. Did you mean 'colour"):
         concept_images(1, task=["color"])
     with pytest.raises(InputError, match="one or more different categories"):
         concept_images(1, task=["shape", "shape"])

@@ -166,7 +166,7 @@ def test_the_digits_are_all_of_them_in_an_order_drawn_once() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_ones() -> None:
-    with pytest.raises(InputError, match=r"No data set is called 'cifar11'\. Did you mean cifar10"):
+    with pytest.raises(InputError, match=r"No data set is called 'cifar11'\. Did you mean 'cifar10"):
         data("cifar11")
     with pytest.raises(InputError, match="There are digits, mnist, fashion-mnist, cifar10, imagefolder"):
         data("?")
@@ -800,7 +800,7 @@ def test_what_was_downloaded_is_found(web: Web, monkeypatch: pytest.MonkeyPatch,
 def test_what_cannot_be_downloaded() -> None:
     with pytest.raises(InputError, match="digits cannot be downloaded: it comes with scikit-learn"):
         download("digits")
-    with pytest.raises(InputError, match="Did you mean mnist"):
+    with pytest.raises(InputError, match="Did you mean 'mnist"):
         download("nmist")
 
 

@@ -297,7 +297,7 @@ def test_a_tied_head_leaves_only_permutations_and_signs() -> None:
     """The weight of the last norm would have to be folded into the embeddings too."""
     model = build("gpt", dim=8, depth=1, heads=2, vocab=11, context=6, norm="rms")
     sym = it.symmetry(model, torch.zeros(1, 5, dtype=torch.long), continuous=True)
-    assert {s.matrix for s in sym.strands} == {None, "GL"}
+    assert {s.matrix for s in sym.wire_specs} == {None, "GL"}
 
 
 def test_the_default_is_a_layer_norm() -> None:
@@ -349,7 +349,7 @@ def test_a_network_of_the_zoo_is_loaded_by_name() -> None:
 
 
 def test_a_name_the_zoo_does_not_know() -> None:
-    with pytest.raises(InputError, match=r"The zoo network 'resnet21' .* Did you mean resnet\d+, .* are mlp, "):
+    with pytest.raises(InputError, match=r"The zoo network 'resnet21' .* Did you mean 'resnet\d+', .* are mlp, "):
         load("zoo:resnet21")
 
 
@@ -388,7 +388,7 @@ def test_every_way_to_ask_for_a_leaky_relu(options: dict[str, Any]) -> None:
         (
             "resnet21",
             {},
-            r"'resnet21' was asked for, but .* of that name. Did you mean resnet\d+, .*\? The names",
+            r"'resnet21' was asked for, but .* of that name. Did you mean 'resnet\d+', .*\? The names",
         ),
         ("zzz", {}, r"'zzz' was asked for, but there is none of that name. The names are mlp, lenet, .*, gpt.$"),
         (
@@ -420,7 +420,7 @@ def test_every_way_to_ask_for_a_leaky_relu(options: dict[str, Any]) -> None:
         ("lenet", {"widths": (6, 16)}, r"widths=\(6, 16\) .* Give four widths"),
         ("lenet", {"side": 8, "padding": 0}, r"side=8 with padding=0 .* nothing is left .* Give larger images"),
         ("mlp", {"widths": (784,)}, r"widths=\(784,\) .* Give two widths or more"),
-        ("mlp", {"activation": "rellu"}, r"activation 'rellu' was asked for, .* Did you mean relu"),
+        ("mlp", {"activation": "rellu"}, r"activation 'rellu' was asked for, .* Did you mean 'relu"),
         ("mlp", {"activation": "relu:0.1"}, r"relu takes no number. Write 'relu', or use one of leaky_relu:NUMBER"),
         ("mlp", {"activation": "leaky_relu:x"}, r"'leaky_relu:x' was asked for, but 'x' is no number"),
         ("mlp", {"slope": 0.1}, r"slope=0.1 .* activation 'relu', but only leaky_relu has a slope. Leave"),

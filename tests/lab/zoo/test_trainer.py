@@ -258,7 +258,7 @@ for changes in ({"epochs": "3"}, {"milestones": 5}, {"milestones": ["5"]}, {"fli
 
 def test_a_recipe_nobody_knows() -> None:
     with pytest.raises(
-        InputError, match=r"no recipe 'godfry'\. Did you mean godfrey.*\? The names are godfrey, .*fast"
+        InputError, match=r"no recipe 'godfry'\. Did you mean 'godfrey.*\? The names are godfrey, .*fast"
     ):
         recipe("godfry")
     with pytest.raises(InputError, match=r"no recipe 'xyz'\. The names are godfrey, "):

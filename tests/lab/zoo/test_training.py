@@ -674,9 +674,9 @@ def test_progress_goes_on_where_it_was(stopped: Path) -> None:
         ({"precision": "half"}, "The precision 'half' was asked for; it is one of float64, float32, tf32, bfloat16"),
         ({"precision": "tf32", "device": "cpu"}, "tf32 was asked for on cpu, but only GPUs have it. Use float32"),
         ({"device": "toaster"}, "The device 'toaster' was asked for; torch knows cpu, cuda"),
-        ({"recipe": "plane"}, r"There is no recipe 'plane'. Did you mean plain\? The names are godfrey"),
+        ({"recipe": "plane"}, r"There is no recipe 'plane'. Did you mean 'plain'\? The names are godfrey"),
         ({"speed": 3}, "The recipe was asked for speed; its entries are optimizer, rate"),
-        ({"data": "digit"}, r"No data set is called 'digit'. Did you mean digits"),
+        ({"data": "digit"}, r"No data set is called 'digit'. Did you mean 'digits"),
         ({"options": {"width": 3}}, "mlp was asked for with the option width, which it does not have. Its options are"),
     ],
 )
@@ -689,7 +689,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'resnet21' was asked for, but there is none .*Did you mean resnet"):
+    with pytest.raises(InputError, match=r"'resnet21' was asked for, but there is none .*Did you mean 'resnet"):
         made(tmp_path / "zoo", "resnet21")
 
 

@@ -135,7 +135,7 @@ def _choose(t: GraphBuilder, condition: Value, *choices: Any) -> Value:
         ]
         real += [{0: 1}] + ([{last: 1}] if constant else [])
         laws[label] = ScaleRule(tuple(real), tuple(real) + (({last: 1},) if infinite else ()))
-    return t.joint(operands, out_labels(t), laws=laws)
+    return t.joint(operands, out_labels(t), rules=laws)
 
 
 @rule("aten.maximum", "aten.minimum", "aten.max.other", "aten.min.other", "aten.fmax", "aten.fmin")
@@ -145,7 +145,7 @@ def extremum(t: GraphBuilder, a: Value, b: Value) -> Value:
     for label in out_labels(t):
         real = tuple({i: 1, 2: -1} if label in operands[i][1] else {2: 1} for i in range(2))
         laws[label] = ScaleRule(real, ({0: 1}, {1: 1}, {2: 1}))
-    return t.joint(operands, out_labels(t), laws=laws)
+    return t.joint(operands, out_labels(t), rules=laws)
 
 
 @rule("aten.prelu", "aten._prelu_kernel")
@@ -156,7 +156,7 @@ def prelu(t: GraphBuilder, x: Value, weight: Value) -> Value:
     if weight.ndim > 1:
         own = spread(t, weight)
     laws = {label: ScaleRule(({0: 1, 2: -1}, {1: 1}), ({0: 1}, {1: 1}, {2: 1})) for label in labels}
-    return t.joint([(x, labels), (weight, own)], labels, laws=laws)
+    return t.joint([(x, labels), (weight, own)], labels, rules=laws)
 
 
 @rule("aten.glu")

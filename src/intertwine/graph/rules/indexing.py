@@ -40,7 +40,7 @@ def embedding_bag(
     t.freeze(weight, [0], f"its rows are looked up by index ({t.here})")
     sign = ({0: 1}, {1: 1}) if mode == 2 else ({0: 1, 1: 1},)
     law = ScaleRule(({0: 1, 1: -1},), sign)
-    bags = t.joint([(weight, [PINNED, "feature"])], [PINNED, "feature"], laws={"feature": law})
+    bags = t.joint([(weight, [PINNED, "feature"])], [PINNED, "feature"], rules={"feature": law})
     return bags, *(None if shape is None else t.fixed(shape, floating=False) for shape in t.call.shapes[1:])
 
 
@@ -119,7 +119,9 @@ def gather(t: GraphBuilder, x: Value, dim: int, index: Value, **_: Any) -> Value
     dim %= x.ndim
     labels = [PINNED if d == dim or x.shape[d] != index.shape[d] else ("lead", d) for d in range(x.ndim)]
     law = ScaleRule(({0: 1, 2: -1}, {1: 1}), ({0: 1, 2: 1}, {1: 1}))
-    return t.joint([(x, labels), (index, labels)], labels, laws={label: law for label in labels if label is not PINNED})
+    return t.joint(
+        [(x, labels), (index, labels)], labels, rules={label: law for label in labels if label is not PINNED}
+    )
 
 
 @rule("aten.im2col")
@@ -177,7 +179,7 @@ def _ranked(t: GraphBuilder, x: Value, labels: list[Label], dim: int, compared: 
         del out[dim]
     law = ScaleRule(({0: 1, 1: -1},) if result == 0 else ({1: 1},), ({0: 1}, {1: 1}))
     laws = {label: law for label in out if label is not PINNED}
-    return t.joint([(x, own)], out, t.shape, mixes=[compared] if compared is not PINNED else (), laws=laws)
+    return t.joint([(x, own)], out, t.shape, mixes=[compared] if compared is not PINNED else (), rules=laws)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -212,4 +214,4 @@ def _scatter(t: GraphBuilder, x: Value, dim: int, index: Value, source: Value, p
     real = ({0: 1, 3: -1}, {2: 1, 3: -1}, {1: 1})
     law = ScaleRule(real, ({0: 1}, {1: 1}, {2: 1}, {3: 1}) if positive else real)
     operands = [(v, labels) for v in (x, index, source)]
-    return t.joint(operands, labels, laws={label: law for label in labels if label is not PINNED})
+    return t.joint(operands, labels, rules={label: law for label in labels if label is not PINNED})

@@ -71,7 +71,7 @@ def _channel_norm(
     law = ScaleRule(_number(real, names), _number(sign, names))
     operands = [(v, labels if name == "x" else [channel]) for name, v in given.items()]
     mixes = () if stored else [label for label in labels if label != channel]
-    return t.joint(operands, labels, mixes=mixes, laws={channel: law}, variance=moving)
+    return t.joint(operands, labels, mixes=mixes, rules={channel: law}, variance=moving)
 
 
 def _number(equations: Sequence[dict[str, int]], names: Sequence[str]) -> Equations:
@@ -111,7 +111,7 @@ def normalise(
     sign = [{"out": 1, "x": 1, "weight": 1}, {"bias": 1, "out": 1}, *([{"x": 1}] if centred else [])]
     law = ScaleRule(_number(real, names), _number(sign, names))
     length = Length(over[0], weight) if len(over) == 1 and not centred else None
-    return t.joint(operands, labels, mixes=over, laws=dict.fromkeys(over, law), length=length)
+    return t.joint(operands, labels, mixes=over, rules=dict.fromkeys(over, law), length=length)
 
 
 @rule("aten.group_norm")
@@ -137,7 +137,7 @@ def group_norm(
         labels[2]: ScaleRule(*(_number(affine, names),) * 2),
     }
     operands = [(grouped, labels), (weight, labels[1:3]), (bias, labels[1:3])]
-    result = t.joint(operands, labels, shape, mixes=labels[2:], laws=laws)
+    result = t.joint(operands, labels, shape, mixes=labels[2:], rules=laws)
     return t.reshape(result, x.shape)
 
 
@@ -146,7 +146,7 @@ def weight_norm(t: GraphBuilder, v: Value, g: Value, dim: int = 0) -> Value | tu
     labels = t.labels(v)
     if g.ndim == 0:  # one norm of the whole weight
         signs = ScaleRule(({0: 1}, {2: 1}), ({0: 1, 2: 1},))
-        return t.joint([(v, labels), (g, [])], labels, v.shape, mixes=labels, laws=dict.fromkeys(labels, signs))
+        return t.joint([(v, labels), (g, [])], labels, v.shape, mixes=labels, rules=dict.fromkeys(labels, signs))
     own = [label if n == v.shape[i] else None for i, (label, n) in enumerate(zip(labels, g.shape, strict=True))]
     laws = {}
     for i, label in enumerate(labels):
@@ -155,7 +155,7 @@ def weight_norm(t: GraphBuilder, v: Value, g: Value, dim: int = 0) -> Value | tu
         else:  # a norm is taken along this axis: signs pass, scales do not
             laws[label] = ScaleRule(({0: 1}, {2: 1}), ({0: 1, 2: 1},))
     result = t.joint(
-        [(v, labels), (g, own)], labels, v.shape, mixes=[x for i, x in enumerate(labels) if own[i] is None], laws=laws
+        [(v, labels), (g, own)], labels, v.shape, mixes=[x for i, x in enumerate(labels) if own[i] is None], rules=laws
     )
     assert t.call is not None
     return (result, t.fixed(t.call.shapes[1])) if len(t.call.shapes) > 1 and t.call.shapes[1] is not None else result

@@ -48,7 +48,7 @@ def _reduce(
     mixes = [labels[d] for d in dims]
     laws = {label: inside if d in dims else law for d, label in enumerate(labels)}
     length = Length(labels[dims[0]]) if euclidean and len(dims) == 1 else None
-    return t.joint([(x, labels)], out, mixes=mixes, laws=laws, length=length)
+    return t.joint([(x, labels)], out, mixes=mixes, rules=laws, length=length)
 
 
 @rule("aten.sum", "aten.mean")
@@ -166,14 +166,14 @@ def maximum_and_place(t: GraphBuilder, x: Value, *_: Any, **__: Any) -> tuple[Va
     labels = _spatial(x, _space(t))
     places = ScaleRule(({1: 1},), ({0: 1}, {1: 1}))  # where the maximum lies does not care for a positive scale
     return _maximum(t, x), t.joint(
-        [(x, labels)], labels, laws={label: places for label in labels if label is not PINNED}
+        [(x, labels)], labels, rules={label: places for label in labels if label is not PINNED}
     )
 
 
 def _maximum(t: GraphBuilder, x: Value) -> Value:
     labels = _spatial(x, _space(t))
     law = ScaleRule(({0: 1, 1: -1},), ({0: 1}, {1: 1}))
-    return t.joint([(x, labels)], labels, laws={label: law for label in labels if label is not PINNED})
+    return t.joint([(x, labels)], labels, rules={label: law for label in labels if label is not PINNED})
 
 
 @rule("aten.grid_sampler", "aten.grid_sampler_2d", "aten.grid_sampler_3d")
@@ -184,7 +184,7 @@ def grid_sample(t: GraphBuilder, x: Value, grid: Value, *_: Any) -> Value:
     return t.joint(
         [(x, [*batch, "channel", *[PINNED] * space]), (grid, where)],
         [*batch, "channel", *[PINNED] * space],
-        laws={"channel": ScaleRule(({0: 1, 2: -1},), ({0: 1, 2: 1},))},
+        rules={"channel": ScaleRule(({0: 1, 2: -1},), ({0: 1, 2: 1},))},
     )
 
 
@@ -204,7 +204,7 @@ def cdist(t: GraphBuilder, x: Value, y: Value, p: float = 2.0, *_: object) -> Va
     """Every row of x with every row of y, as in x @ y.mT."""
     of_x, of_y, out = matmul_labels(x.shape, (*y.shape[:-2], y.shape[-1], y.shape[-2]))
     operands = [(x, of_x), (y, [*of_y[:-2], "column", "inner"])]
-    return t.joint(operands, out, mixes=["inner"], laws={"inner": _COMMON_SIGNS})
+    return t.joint(operands, out, mixes=["inner"], rules={"inner": _COMMON_SIGNS})
 
 
 @rule("aten.cosine_similarity")
@@ -229,7 +229,7 @@ def _row_by_row(t: GraphBuilder, x: Value, y: Value, dim: int, law: ScaleRule | 
     labels: list[Label] = [("lead", i) for i in range(ndim)]
     out = [("gone", 0) if label == features else label for label in labels if keeps or label != features]
     operands = [(x, spread(t, x, shape)), (y, spread(t, y, shape))]
-    return t.joint(operands, out, mixes=[features], laws={features: law} if law else None)
+    return t.joint(operands, out, mixes=[features], rules={features: law} if law else None)
 
 
 def _padded(x: Value, ndim: int) -> tuple[int, ...]:

@@ -129,10 +129,10 @@ class Squares:
     """One walk through a program; iterating gives (position of the call, gap) for every tensor that was compared."""
 
     def __init__(self, symmetry: Symmetry, g: Element, a: nn.Module, b: nn.Module, inputs: Inputs) -> None:
-        self.symmetry, self.g, self.graph = symmetry, g, symmetry._discovery.graph
+        self.symmetry, self.g, self.graph = symmetry, g, symmetry.geometry.graph
         self.program = self.graph.program
         self.a, self.b = (ProgramRunner(self.program, m, inputs) for m in (a, b))
-        self.fluid = {s.name for s in self.program.sources if s.kind == "input"}  # names that depend on the inputs
+        self.fluid = {s.name for s in self.program.inputs if s.kind == "input"}  # names that depend on the inputs
         self.inner: dict[str, Any] = {}  # results on which no τ is known; they are handed on as they came out
         self.held: dict[str, Value] = dict(self.graph.values)  # what a name stands for now; calls in place change it
         self.family: dict[str, set[str]] = {}  # names of one storage
@@ -179,7 +179,7 @@ class Squares:
         value = self.graph.values.get(call.name)
         if value is None or not isinstance(own, Tensor) or not own.is_floating_point():
             return False
-        return tuple(own.shape) == value.shape and (value.lazy or self.symmetry._discovery.predicts(value))
+        return tuple(own.shape) == value.shape and (value.lazy or self.symmetry.geometry.predicts(value))
 
     def _hand_on(self, call: Call, moved: Any) -> None:
         self.inner[call.name] = moved
@@ -330,7 +330,7 @@ def naturality(
     """
     check_model(a)
     check_model(b)
-    known = _Shapes(a, symmetry, element is not None and any(s.matrix for s in element.strands))
+    known = _Shapes(a, symmetry, element is not None and any(s.matrix for s in element.wire_specs))
     gaps: dict[int, Gap] = defaultdict(Gap)
     exact: list[nn.Module] = []
     count = 0
@@ -356,15 +356,15 @@ class _Shapes:
 
     def __init__(self, model: nn.Module, given: Symmetry | None, continuous: bool) -> None:
         self.model, self.continuous = model, continuous if given is None else given.continuous
-        self.distrusted = frozenset[str]() if given is None else given._distrusted
+        self.distrusted = frozenset[str]() if given is None else given.distrusted
         self.found: dict[Any, Symmetry] = {}
         if given is not None:
-            sources = [s for s in given._discovery.graph.program.sources if s.kind == "input"]
+            sources = [s for s in given.geometry.graph.program.inputs if s.kind == "input"]
             self.found[tuple((s.shape, s.dtype.is_floating_point) for s in sources)] = given
 
     @property
     def program(self) -> Program:
-        return next(iter(self.found.values()))._discovery.graph.program
+        return next(iter(self.found.values())).geometry.graph.program
 
     def at(self, inputs: Inputs) -> Symmetry:
         """The symmetry for the arguments of one call."""
@@ -373,7 +373,7 @@ class _Shapes:
         if key not in self.found:
             sym = from_program(capture(self.model, *inputs), self.continuous, self.distrusted)
             first = next(iter(self.found.values()), sym)
-            ops = [[call.op for call in x._discovery.graph.program.calls] for x in (first, sym)]
+            ops = [[call.op for call in x.geometry.graph.program.calls] for x in (first, sym)]
             if first.signature != sym.signature or ops[0] != ops[1]:
                 raise MismatchError(
                     f"On inputs of shapes {[shape for shape, _ in key]} the model runs another program than on the "
@@ -386,7 +386,7 @@ class _Shapes:
 def _exact(symmetry: Symmetry, g: Element, model: nn.Module) -> nn.Module:
     """A float64 copy of a model of this architecture, with what a matrix must pass folded."""
     symmetry._check_element(g)
-    symmetry._check_model(model)
+    symmetry.check_model(model)
     exact = copy_module(model).to(torch.float64)
     empty_caches(exact)
     return symmetry.folded(exact)
@@ -394,8 +394,8 @@ def _exact(symmetry: Symmetry, g: Element, model: nn.Module) -> nn.Module:
 
 def _arrows(program: Program, gaps: Mapping[int, Gap]) -> Iterator[Arrow]:
     """A row for each call that was compared, with the weights it reads, directly or through others made of weights."""
-    weights: dict[str, tuple[str, ...]] = {s.name: (s.target,) if s.target else () for s in program.sources}
-    inputs = {s.name for s in program.sources if s.kind == "input"}
+    weights: dict[str, tuple[str, ...]] = {s.name: (s.target,) if s.target else () for s in program.inputs}
+    inputs = {s.name for s in program.inputs if s.kind == "input"}
     fluid, plain = set(inputs), set(inputs)  # what depends on the inputs; what is an input but for views of it
     for position, call in enumerate(program.calls):
         reads = sorted(call.reads)

@@ -91,7 +91,7 @@ def _axes(symmetry: Symmetry, name: str, shape: tuple[int, ...]) -> AxisSegments
     if layout is None:  # the symmetry says nothing about it
         return tuple((Segment(size, ()),) for size in shape)
     wires = {w.name for w in symmetry.wires}
-    names = [s.name if s.name in wires else None for s in symmetry.strands]
+    names = [s.name if s.name in wires else None for s in symmetry.wire_specs]
     return tuple(_merged(_segments(tree, names)) for tree in layout.axes)
 
 
@@ -105,7 +105,7 @@ def _segments(tree: LayoutAxis, names: Sequence[str | None]) -> list[Segment]:
             inner = _segments(part, names)
             blocks = [Segment(a.size * b.size, (*a.wires, *b.wires)) for a in blocks for b in inner]
         return blocks
-    name = names[tree.strand] if isinstance(tree, WireAxis) else None
+    name = names[tree.wire] if isinstance(tree, WireAxis) else None
     return [Segment(tree.size, () if name is None else (name,))]
 
 

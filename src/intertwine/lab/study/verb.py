@@ -98,7 +98,7 @@ def one_of(default: str, known: Callable[[], Collection[str]]) -> Option:
     """One of some names, which are asked for when a plan is read: users may add to them.
 
     >>> one_of("weights", lambda: ["none", "weights"]).fault("weight")
-    'is not known. Did you mean weights? It may be none, weights'
+    "is not known. Did you mean 'weights'? It may be none, weights"
     """
     return Option(default, lambda value: _unknown(value, known()))
 
