@@ -1,8 +1,8 @@
-"""Single changes of a source file that a good test should notice: the mutants of bench/mutation.py.
+"""The mutants of bench/mutation.py: single changes to a source file that a good test detects.
 
-A mutant replaces one expression or one keyword. Left out is what no test should look at, or what the checks of types
-would notice without any test: docstrings, annotations, decorators, error messages, texts for people (`__repr__`,
-f-strings), and a returned value turned into None.
+A mutant replaces one expression or one keyword. Docstrings, annotations, decorators, error messages, texts for people
+(`__repr__`, f-strings) and returned values turned into None are left out: no test should check them, or the type
+checker finds the change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 RENAMED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 FOR_PEOPLE = {"__repr__", "__str__", "_repr_html_"}
-#: Keywords that guard against mistakes of the programmer; changing them changes no result.
+#: Keywords that guard against programming mistakes; changing them changes no result.
 GUARDS = {"strict", "frozen", "slots", "kw_only", "repr", "stacklevel"}
 
 
@@ -52,12 +52,12 @@ class Mutant:
         return (text[:start] + f"({self.after})".encode() + text[start + len(old) :]).decode()
 
     def same_change(self, other: Mutant) -> bool:
-        """Whether the other is this change, in a file in which lines may have moved."""
+        """Whether the other is the same change, in a file whose lines may have moved."""
         return replace(self, line=0, column=0) == replace(other, line=0, column=0)
 
 
 def changes(node: ast.expr) -> Iterator[ast.expr]:
-    """What one expression may become.
+    """The replacements of one expression.
 
     >>> [ast.unparse(new) for new in changes(ast.parse("a < b", mode="eval").body)]
     ['a <= b']
@@ -86,7 +86,7 @@ def changes(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def text(node: ast.expr) -> bool:
-    """Whether an expression is plainly a text, so that `+` joins rather than adds."""
+    """Whether an expression is a string literal, so that `+` concatenates."""
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
@@ -99,7 +99,7 @@ def conditions(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def children(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a node that are worth a mutant."""
+    """The parts of a node that may be mutated."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             if name not in FOR_PEOPLE:
@@ -119,7 +119,7 @@ def children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def walk(node: ast.AST, within: tuple[str, ...] = ()) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:
-    """Every node that may be changed, with the names of the classes and functions around it."""
+    """Every node that may be mutated, with the names of the classes and functions around it."""
     for child in children(node):
         yield child, within
         named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
@@ -127,7 +127,7 @@ def walk(node: ast.AST, within: tuple[str, ...] = ()) -> Iterator[tuple[ast.AST,
 
 
 def outermost(within: tuple[str, ...], tree: ast.Module) -> str:
-    """`Class.method` or `function`: the name that a test is seen to call; functions inside it count as part of it."""
+    """`Class.method` or `function`, as the tracer records it; inner functions count as part of the outer one."""
     depth, body = 0, tree.body
     for name in within:
         found = next((n for n in body if getattr(n, "name", None) == name), None)
@@ -156,13 +156,13 @@ def mutants(source: str, file: str) -> Iterator[Mutant]:
                 yield Mutant(file, old.lineno, old.col_offset, function, before, ast.unparse(new))
 
 
-def sample(root: Path, package: str, size: int, seed: int) -> list[Mutant]:
-    """`size` mutants of a package, in the order of the files.
+def sample(root: Path, room: str, size: int, seed: int) -> list[Mutant]:
+    """`size` mutants of a room, in the order of the files.
 
-    Each mutant has a place in the draw of its own, made from the seed and its change: an edit elsewhere in the package
-    does not draw other mutants.
+    The rank of a mutant in the draw is a hash of the seed and its change, so that an edit elsewhere in the room does not
+    change the sample.
     """
-    folder = root / "src" / "intertwine" / package
+    folder = root / "src" / "intertwine" / room
     every = [
         mutant
         for file in sorted(folder.rglob("*.py"))

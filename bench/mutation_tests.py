@@ -1,7 +1,7 @@
-"""Which tests call which function, and running them in a copy of the repository: the tests of bench/mutation.py.
+"""The test runner of bench/mutation.py: which tests call which function, and runs of them in a copy of the repository.
 
 Every run of pytest happens in a forked child that has torch and pytest loaded but not intertwine, so a run costs about
-as much as its tests. The copy stands first on the path: what is imported is its source, not the source of the checkout.
+as much as its tests. The copy comes first on the path, so tests import its source and not that of the checkout.
 """
 
 from __future__ import annotations
@@ -26,29 +26,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not models", "--doctest-modules"]
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that are loaded before pytest starts
-#: Package → the test files that are about it. The commands, pages and reproductions use every package and are left out.
-FILES = {
-    "graph": ["hazards_*", "user_rules", "bad_input"],
-    "symmetry": ["activation_*", "elements", "intertwiner", "check_group", "hazards_*", "paper_godfrey_groups"],
-    "canonical": ["canonical", "equivalence", "families", "naturality", "paper_nodesort", "lmc_rows"],
-    "align": ["align_*", "check_aligner"],
-    "connect": ["connect_*", "thesis_averages"],
-    "features": ["features*", "compare"],
-    "measure": ["measure_*", "calibrate", "compare", "check_measure", "paper_godfrey_measures"],
-    "stitch": ["stitch_*"],
-    "fold": ["fold_*", "complexity", "paper_feature_complexity"],
-    "inspect": ["inspect_*"],
-    "zoo": ["zoo_*"],
-    "study": ["study_*"],
-    "report": ["report_study", "wire_graph", "outline"],
-}
-LEFT_OUT = ["*_page", "*_gpu", "*_ray"]
-LONGEST_FILE = 20.0  # seconds of the processor; what a file has not shown by then is not used
+#: The folders of src/intertwine that are measured, each by the docstrings in it and the tests in the folder of the same
+#: name. The tests of the commands, pages and reproductions use every room and are left out.
+ROOMS = (
+    "graph", "symmetry", "data", "canonical", "align", "connect", "measure", "stitch", "fold", "inspect",
+    "lab/zoo", "lab/study", "lab/report",
+)  # fmt: skip
+LEFT_OUT = ["*_page.py", "*_gpu.py", "*_ray.py"]
+LONGEST_FILE = 20.0  # CPU seconds for tracing one file; its later tests are not used
 
 
 @dataclass
 class TracedTest:
-    """One test that passes: its name for pytest, how long it took, and the functions of the package that it called."""
+    """A passing test: its pytest name, its duration, and the functions of the room that it calls."""
 
     name: str
     seconds: float
@@ -61,7 +51,7 @@ class TracedTest:
 
 
 def copy_of_the_repository(folder: Path) -> Path:
-    """The files that git knows or would add, in a folder of their own."""
+    """Copy the files that git tracks, or would add, to a folder."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -73,10 +63,10 @@ def copy_of_the_repository(folder: Path) -> Path:
 
 
 def in_child(work: Callable[[], int], seconds: float) -> int | None:
-    """The exit status of `work` in a forked process; None when it took longer than `seconds` of the processor.
+    """The exit status of `work` in a forked process; None after more than `seconds` of CPU time.
 
-    Seconds of the processor, because a busy machine is no reason to use fewer tests; ten times as many by the clock,
-    because a test may wait for ever.
+    CPU time does not depend on the load of the machine. A test may also wait for ever, so wall-clock time is limited to
+    ten times as many seconds.
     """
     child = os.fork()
     if child == 0:
@@ -103,29 +93,29 @@ def in_child(work: Callable[[], int], seconds: float) -> int | None:
 
 
 def run_pytest(copy: Path, names: list[str], plugins: list[Any], *more: str) -> int:
-    """pytest on tests of the copy, whose source comes first; for a child process."""
+    """Run pytest on tests of the copy, in a child process."""
     os.chdir(copy)
     os.environ["PYTHONPATH"] = f"{copy}/src"  # for the processes that tests start
-    sys.path[:0] = [f"{copy}/src", f"{copy}/tests"]
+    sys.path[:0] = [f"{copy}/src", f"{copy}/tests/support"]
     return int(pytest.main([*OPTIONS, *more, f"--rootdir={copy}", f"-c{copy}/pyproject.toml", *names], plugins=plugins))
 
 
 class Trace:
-    """A pytest plugin: the functions of one folder that each passing test calls, written down as it goes."""
+    """A pytest plugin that writes to `out` which functions of one folder each passing test calls."""
 
     def __init__(self, folder: Path, out: Path) -> None:
         self.folder, self.out = f"{folder}/", out
         self.calls: set[str] = set()
 
     def seen(self, frame: Any, event: str, argument: Any) -> None:
-        """A function was called; returning None keeps its lines from being traced."""
+        """Record a call; returning None turns line tracing off."""
         code = frame.f_code
         if code.co_filename.startswith(self.folder):
             self.calls.add(code.co_filename.removeprefix(self.folder) + ":" + code.co_qualname.partition(".<")[0])
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Any:
-        """Trace one test with its set-up."""
+        """Trace one test, its fixtures included."""
         self.calls, self.passed, start = set(), False, time.process_time()
         sys.settrace(self.seen)
         result = yield
@@ -137,49 +127,48 @@ class Trace:
         return result
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Whether the test itself passed."""
+        """Record whether the test passed."""
         self.passed = self.passed or (report.when == "call" and report.passed)
 
 
-def files_about(copy: Path, package: str) -> list[str]:
-    """The files about a package, and the folder of its docstrings."""
-    names = [path.stem.removeprefix("test_") for path in sorted((copy / "tests").glob("test_*.py"))]
-    about = [n for n in names if any(fnmatch(n, pattern) for pattern in [*FILES[package], "mutants_*"])]
-    kept = [name for name in about if not any(fnmatch(name, pattern) for pattern in LEFT_OUT)]
-    return [f"src/intertwine/{package}", *(f"tests/test_{name}.py" for name in kept)]
+def files_about(copy: Path, room: str) -> list[str]:
+    """The folder of a room, for its docstrings, and the test files of the room."""
+    files = sorted((copy / "tests" / room).glob("test_*.py"))
+    kept = [file for file in files if not any(fnmatch(file.name, pattern) for pattern in LEFT_OUT)]
+    return [f"src/intertwine/{room}", *(file.relative_to(copy).as_posix() for file in kept)]
 
 
-def naming(copy: Path, package: str, file: str) -> list[str]:
-    """The test files about a package that name a module of it, for functions that no traced test was seen to call."""
+def naming(copy: Path, room: str, file: str) -> list[str]:
+    """The test files of a room that name a module, for functions that no traced test calls."""
     module = file.removeprefix("src/").removesuffix(".py").replace("/", ".")
-    found = [name for name in files_about(copy, package) if name.endswith(".py")]
+    found = [name for name in files_about(copy, room) if name.endswith(".py")]
     return [name for name in found if module in (copy / name).read_text(encoding="utf-8")]
 
 
-def traced(copy: Path, package: str, tell: Callable[[str], None]) -> list[TracedTest]:
-    """Every test about a package, with what it calls there; files that did not change are not traced again."""
-    kept = ROOT / "build" / "mutation" / package
+def traced(copy: Path, room: str, progress: Callable[[str], None]) -> list[TracedTest]:
+    """Every test of a room with the functions it calls there; unchanged files are read from a cache."""
+    kept = ROOT / "build" / "mutation" / room
     kept.mkdir(parents=True, exist_ok=True)
     tests = []
-    for file in files_about(copy, package):
+    for file in files_about(copy, room):
         held = sorted((copy / file).rglob("*.py")) if (copy / file).is_dir() else [copy / file]
         stamp = hashlib.sha256(b"".join(path.read_bytes() for path in held)).hexdigest()[:16]
         out = kept / f"{Path(file).stem}-{stamp}.jsonl"
         if not out.exists():
-            plugin = Trace(copy / "src" / "intertwine" / package, out)
+            plugin = Trace(copy / "src" / "intertwine" / room, out)
             out.touch()
             start = time.monotonic()
             status = in_child(lambda f=file, p=plugin: run_pytest(copy, [f], [p]), LONGEST_FILE)
-            tell(f"traced {file} in {time.monotonic() - start:.0f} s, pytest's status {status}")
+            progress(f"traced {file} in {time.monotonic() - start:.0f} s, exit status of pytest {status}")
         lines = map(json.loads, out.read_text(encoding="utf-8").splitlines())
         tests += [TracedTest(name, seconds, set(calls)) for name, seconds, calls in lines]
     return tests
 
 
 def chosen(tests: list[TracedTest], module: str, function: str, budget: float) -> list[str]:
-    """The tests for a change in a function: those that call it, then the others of their files; the fastest first.
+    """The tests for a change in a function: those that call it, then the others of their files, fastest first.
 
-    The others count because what a fixture or a cache computes for a whole file is seen in its first test only.
+    The others count because what a fixture or cache computes for a whole file is traced in its first test only.
 
     >>> calling, near = TracedTest("a::x", 2.0, {"m.py:f"}), TracedTest("a::y", 1.0)
     >>> tests = [calling, near, TracedTest("b::z", 0.1), TracedTest("b::w", 9.0, {"m.py:f"})]

@@ -1,4 +1,4 @@
-"""bench/mutation.py: its changes are real, texts and types are left alone, and its page is what was measured."""
+"""bench/mutation.py: mutants change the code, skip texts and types, and the page shows the stored results."""
 
 import ast
 import json
@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import mutation
 from mutants import mutants, sample
-from mutation_tests import FILES, ROOT
+from mutation_tests import ROOMS, ROOT, files_about
 
 SOURCE = '''
 """Words, 1 + 1."""
@@ -34,7 +34,7 @@ pairs = [a for a, b in zip(p, q, strict=True) if "é" and a not in b]
 '''
 
 
-def test_each_change_is_one_that_a_test_could_see() -> None:
+def test_mutants_of_a_source() -> None:
     found = [(m.function, m.before, m.after) for m in mutants(SOURCE, "box.py")]
     whole = "max(inner(least), len(self.words or ()))"
     assert sorted(found) == sorted(
@@ -52,7 +52,7 @@ def test_each_change_is_one_that_a_test_could_see() -> None:
     )
 
 
-def test_a_change_is_made_where_it_was_found() -> None:
+def test_a_mutant_is_applied_at_its_position() -> None:
     for mutant in mutants(SOURCE, "box.py"):
         changed = mutant.applied(SOURCE)
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(SOURCE))
@@ -64,19 +64,20 @@ def test_a_change_is_made_where_it_was_found() -> None:
         moved.applied("\n" + SOURCE)
 
 
-def test_a_sample_is_drawn_again_and_is_spread_over_the_package() -> None:
-    first, second = sample(ROOT, "features", 12, seed=1), sample(ROOT, "features", 12, seed=1)
-    assert first == second != sample(ROOT, "features", 12, seed=2)
+def test_a_sample_is_reproducible_and_spread_over_the_room() -> None:
+    first, second = sample(ROOT, "stitch", 12, seed=1), sample(ROOT, "stitch", 12, seed=1)
+    assert first == second != sample(ROOT, "stitch", 12, seed=2)
     assert len({mutant.file for mutant in first}) > 4
     for mutant in first:
         assert mutation.found_again(vars(mutant)) is not None
 
 
-def test_every_package_has_test_files() -> None:
-    for package, patterns in FILES.items():
-        assert (ROOT / "src" / "intertwine" / package).is_dir()
-        for pattern in patterns:
-            assert list((ROOT / "tests").glob(f"test_{pattern}.py")), (package, pattern)
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_has_test_files(room: str) -> None:
+    source, *files = files_about(ROOT, room)
+    assert (ROOT / source).is_dir()
+    assert files
+    assert all((ROOT / file).is_file() for file in files)
 
 
 CHILDREN = """
@@ -88,12 +89,12 @@ print(in_child(lambda: 3, 60), in_child(lambda: 1 // 0, 60), in_child(endless, 0
 
 
 def test_a_child_that_does_not_end_is_stopped() -> None:
-    """In a process of its own: to fork a process with threads, as pytest's may be, is no good idea."""
+    """In a separate process: the process of pytest may have threads, and must not be forked."""
     said = subprocess.run([sys.executable, "-c", CHILDREN], cwd=ROOT / "bench", capture_output=True, text=True)
     assert said.stdout == "3 70 None\n", said.stderr
 
 
-def test_the_table_is_what_was_measured() -> None:
+def test_the_page_shows_the_stored_results() -> None:
     page = (DOCS / "testing.md").read_text(encoding="utf-8")
     held = json.loads(mutation.RESULTS.read_text(encoding="utf-8"))
     assert mutation.written(page, held) == page, "run: python bench/mutation.py --page"

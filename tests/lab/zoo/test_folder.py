@@ -27,7 +27,7 @@ from intertwine.lab.zoo.manifest import Manifest, Record, TrainingPlan, read_man
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SEEDS = (0, 2, 5, 7)
-SOURCE = Path(__file__).parents[2] / "src"
+SOURCE = Path(__file__).parents[3] / "src"
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from intertwine.lab.papers.work import PublishedNetworks
 from intertwine.lab.zoo.networks.options import MODULES, maker, one_of
 from intertwine.lab.zoo.networks.registry import architecture, architectures, build, figure_numbers, relu_paths
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def count(name: str, **options: Any) -> int:

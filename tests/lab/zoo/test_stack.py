@@ -684,7 +684,8 @@ SLOW = {"stack, myrtle, odd sizes", "stack, myrtle, no BN", "stack, resnet20, B"
 def errors(slow: bool) -> dict[str, dict[str, float]]:
     """The errors of all cases of a tier; triton reads the variable when it is imported, so a process of its own."""
     names = [name for name in CASES if (name in SLOW) is slow]
-    script, environment = Path(__file__).with_name("kernel_check.py"), {**os.environ, "TRITON_INTERPRET": "1"}
+    script = Path(__file__).parents[2] / "support" / "kernel_check.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, str(script), *names], env=environment, capture_output=True, text=True, timeout=600, check=False
     )

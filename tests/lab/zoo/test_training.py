@@ -168,9 +168,9 @@ class Server:
     """The other process, seen from the tests."""
 
     def __init__(self) -> None:
-        places = [str(HERE), str(HERE.parent / "src")]
+        places = [str(HERE), str(HERE.parents[1] / "support"), str(HERE.parents[2] / "src")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", "import test_zoo_training; test_zoo_training.serve()"]
+        command = [sys.executable, "-c", "import test_training; test_training.serve()"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=environment, **pipes)
         self.paused: int | None = None

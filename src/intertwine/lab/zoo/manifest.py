@@ -97,7 +97,8 @@ def read_manifest(folder: Path) -> Manifest:
         if not isinstance(entries, dict) or entries.get("format") != FORMAT:
             found = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
             raise ValueError(f"it has format {found!r}, this version of intertwine reads format {FORMAT}")
-        plan, records = _made(TrainingPlan, entries["plan"]), [_made(Record, r) for r in entries["records"]]
+        plan = _made(TrainingPlan, "plan", entries["plan"])
+        records = [_made(Record, "record", r) for r in entries["records"]]
         _check_needed(plan)
     except (ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
@@ -126,18 +127,18 @@ def check_same(folder: Path, there: TrainingPlan, asked: TrainingPlan) -> None:
         )
 
 
-def _made(kind: type[Kind], entries: Any) -> Kind:
+def _made(kind: type[Kind], part: str, entries: Any) -> Kind:
     if not isinstance(entries, dict):
-        raise ValueError(f"its {kind.__name__.lower()} is {_short(repr(entries))}")
+        raise ValueError(f"its {part} is {_short(repr(entries))}")
     wanted, found = {field.name for field in fields(kind)}, set(entries)  # pyrefly: ignore
     if wanted != found:
         lacks = [f"lacks {', '.join(sorted(wanted - found))}"] if wanted - found else []
         extra = [f"has an unknown {', '.join(sorted(found - wanted))}"] if found - wanted else []
-        raise ValueError(f"its {kind.__name__.lower()} {' and '.join(lacks + extra)}")
+        raise ValueError(f"its {part} {' and '.join(lacks + extra)}")
     for name, hint in get_type_hints(kind).items():
         right = (int, float) if hint is float else get_origin(hint) or hint
         if not isinstance(entries[name], right):
-            raise ValueError(f"the {name} of its {kind.__name__.lower()} is {_short(repr(entries[name]))}")
+            raise ValueError(f"the {name} of its {part} is {_short(repr(entries[name]))}")
     return kind(**entries)
 
 
