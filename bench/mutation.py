@@ -61,9 +61,7 @@ class Trial:
         before, self.clock = path.read_text(encoding="utf-8"), self.clock + 1
         try:
             path.write_text(source, encoding="utf-8")
-            os.utime(
-                path, (self.clock, self.clock)
-            )  # a new second each time, because compiled files are compared by it
+            os.utime(path, (self.clock, self.clock))  # a new second: compiled files are compared by it
             return self.status(names, 20 + 3 * self.budget)
         finally:
             path.write_text(before, encoding="utf-8")
@@ -73,9 +71,7 @@ class Trial:
         if self.status(self.names(mutant), 20 + 3 * self.budget) != 0:
             raise SystemExit(f"The tests of {mutant.file} fail without a change: {self.names(mutant)}")
         if self.with_source(mutant.file, "raise RuntimeError('a broken copy')", self.names(mutant)) in (0, None):
-            raise SystemExit(
-                f"The tests pass although {mutant.file} of the copy is broken: they import another source."
-            )
+            raise SystemExit(f"The tests pass although {mutant.file} of the copy is broken: they import other source.")
 
     def verdict(self, mutant: Mutant) -> str:
         """One of: killed, slow (the tests do not end), survived, no test."""
