@@ -28,7 +28,7 @@ from intertwine.errors import InputError, MismatchError
 from intertwine.lab.zoo.manifest import read_manifest
 from intertwine.lab.zoo.training import TrainingProgress
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[3]
 SMALL = {"widths": [64, 16, 10]}
 
 
@@ -168,9 +168,9 @@ class Server:
     """The other process, seen from the tests."""
 
     def __init__(self) -> None:
-        places = [str(HERE), str(HERE.parents[1] / "support"), str(HERE.parents[2] / "src")]
+        places = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "src")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", "import test_training; test_training.serve()"]
+        command = [sys.executable, "-c", f"import {__name__} as tests; tests.serve()"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=environment, **pipes)
         self.paused: int | None = None
