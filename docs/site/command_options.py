@@ -13,7 +13,7 @@ def option_tables(name: str) -> str:
     """Tables for a command; where it has commands of its own (`zoo`), one for each, under a heading.
 
     >>> option_tables("report").splitlines()[2]
-    '| `FOLDER` | of the study, as `intertwine study run` names it |'
+    '| `FOLDER` | the folder of the study, as `intertwine study run` names it |'
     """
     command = find(name)
     inner = commands_of(command)

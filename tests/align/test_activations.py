@@ -64,7 +64,9 @@ def test_insides_are_looked_into_where_there_are_few_pairs(monkeypatch: pytest.M
     assert len(fibres) == 2
     assert [moving.inside(s) for s in (base, *fibres)] == [fibres, [], []]
     assert module.MovableStrands(strands, frozenset({base, fibres[0]})).inside(base) == fibres[:1]
-    assert module.MovableStrands(strands, frozenset(fibres)).inside(base) == [], "heads that stay have no order to look for"
+    assert module.MovableStrands(strands, frozenset(fibres)).inside(base) == [], (
+        "heads that stay have no order to look for"
+    )
     monkeypatch.setattr(module, "MOST_PAIRS", 8)
     assert moving.inside(base) == []
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 import intertwine as it
 from intertwine.align.align import Alignment, WirePart
+from intertwine.checkpoints import Loaded
 from intertwine.cli import align as command
 from intertwine.cli import main
 from intertwine.cli.arguments import method_options
@@ -132,11 +134,13 @@ def test_the_barrier_before_and_after(run: Run) -> None:
 def test_an_alignment_that_raises_the_barrier_is_told(
     zoo: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    align = it.align
+
     def astray(a: Any, b: Any, **how: Any) -> Alignment:
         sym = how["symmetry"]
-        return replace(it.align(a, b, **how), model=sym.act(sym.random(seed=1), b))
+        return replace(align(a, b, **how), model=sym.act(sym.random(seed=1), b))
 
-    monkeypatch.setattr(command, "align", astray)
+    monkeypatch.setattr(import_module("intertwine.align.align"), "align", astray)
     call = ["align", f"{zoo}:0", f"{zoo}:0", "--data", "digits"]
     assert main([*call, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["barrier"]
@@ -154,10 +158,10 @@ def test_bad_news_is_red(zoo: str) -> None:
     a, b = it.zoo.load(zoo)[:]
     batches = it.zoo.data("digits").batches("test", 360)
     good, bad = it.barrier(a, a, batches, points=3), it.barrier(a, b, batches, points=3)
-    told = command._changed(command.BarrierChange(good, bad))
+    told = command._barriers(command.BarrierChange(good, bad))
     assert [span.style for span in told.spans if "worse" in told.plain[span.start : span.end]] == ["bold red"]
     for same in (command.BarrierChange(bad, good), command.BarrierChange(bad, bad)):
-        assert "worse" not in command._changed(same).plain
+        assert "worse" not in command._barriers(same).plain
 
 
 def test_weights_that_move_apart_are_told(zoo: str) -> None:
@@ -165,18 +169,18 @@ def test_weights_that_move_apart_are_told(zoo: str) -> None:
     a, b = it.zoo.load(zoo)[:]
     sym = it.symmetry(a, torch.zeros(1, 1, 8, 8))
     found = it.align(a, b, symmetry=sym)
-    loaded = command.Loaded("x", a, (), {})
+    loaded = Loaded("x", a, (), {})
     farther = replace(found, before=1.0, after=2.0)
-    assert "The weights are farther apart than before" in command._told(loaded, loaded, farther, 0.1).plain
-    assert "200.0% left" in command._told(loaded, loaded, farther, 0.1).plain
-    assert "farther" not in command._told(loaded, loaded, found, 0.1).plain
+    assert "The weights are farther apart than before" in command._summary(loaded, loaded, farther, 0.1).plain
+    assert "200.0% left" in command._summary(loaded, loaded, farther, 0.1).plain
+    assert "farther" not in command._summary(loaded, loaded, found, 0.1).plain
 
 
 def test_equal_networks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["align", "zoo:lenet", "zoo:lenet", "--starts", "1"]) == 0
     said = capsys.readouterr().out
     assert "squared distance 0 → 0; 0 of" in said
-    assert "The two have the same weights already" in said
+    assert "The two have the same weights" in said
 
 
 def test_many_wires_are_cut_to_those_with_most_left(zoo: str) -> None:
@@ -259,16 +263,16 @@ def test_a_search_is_set_up_as_asked(run: Run) -> None:
     ("words", "text"),
     [
         (["--method", "weihgts"], "There is no method 'weihgts'. Did you mean 'weights'?"),
-        (["--method", "activations"], "looks at what the networks do on data, and no data was given. Add --data NAME"),
-        (["--plot", "x.svg"], "how units correlate on data, and no data was given. Add --data NAME"),
-        (["--plot", "x.pdf"], "A picture was to be written to x.pdf. Choose a name that ends in .svg or .png."),
+        (["--method", "activations"], "compares activations on data, and no data is given. Add --data NAME"),
+        (["--plot", "x.svg"], "how units correlate on data, and no data is given. Add --data NAME"),
+        (["--plot", "x.pdf"], "Unknown kind of picture x.pdf. Choose a name that ends in .svg or .png."),
         (["--wires", "1,7"], "There is no wire '7' to align."),
-        (["--option", "relative"], "The option 'relative' was given. Write NAME=VALUE"),
+        (["--option", "relative"], "--option 'relative' is not of the form NAME=VALUE"),
         (["--option", "relativ=True"], "has no option 'relativ'. Did you mean 'relative'?"),
         (["--option", "relative=false"], "'weights' was given as 'false'; it must be True or False."),
         (["--data", "didgits"], "Did you mean 'digits'?"),
-        (["--data-folder", "here"], "--data-folder here was given without a data set. Add --data NAME."),
-        (["--weights-b", "none.pt"], "there is no such file"),
+        (["--data-folder", "here"], "--data-folder here is given without a data set. Add --data NAME."),
+        (["--weights-b", "none.pt"], "There is no file none.pt"),
         (["--out", "/dev/null/x"], "could not be written"),
     ],
 )  # fmt: skip

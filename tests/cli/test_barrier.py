@@ -186,7 +186,7 @@ def test_networks_of_a_zoo_see_images_as_they_learnt_them(run: Run, zoo: str, tm
     assert json.loads(said)["loss"][0] == pytest.approx(other.records[0].loss, rel=1e-4)
     code, said, complaint = run(f"{tmp_path}/own:0", f"{zoo}:0")
     assert (code, said) == (2, "")
-    assert "The networks learnt digits under different normalisations (mean (" in complaint
+    assert "The networks were trained on digits under different normalisations (mean (" in complaint
     assert "mean (100.0,), std (20.0,)" in complaint
 
 
@@ -202,7 +202,7 @@ def test_refusals(run: Run, zoo: str, batch_norm: list[str], capsys: pytest.Capt
     unlike = [batch_norm[0], batch_norm[0].replace(":normed", ":unlike")]
     for call, text in (
         ([a, b, "--points", "2"], "points must be at least 3: both ends and something between; found 2."),
-        ([a, b, "--reset"], "has no BatchNorm with running statistics. Leave it out."),
+        ([a, b, "--reset"], "has none. Leave it out."),
         ([a, b, "--plot", "line.pdf"], "Choose a name that ends in .svg or .png."),
         ([a, f"{zoo}:7"], "holds no network of seed 7"),
         ([a, batch_norm[0]], "The two networks differ: '1.weight' is float32 of shape (16, 64) in the first"),

@@ -135,7 +135,7 @@ def test_dedupe_finds_copies_up_to_symmetry_and_noise(run: Run, folder: Path) ->
     assert "identical" in rows["d.safetensors"]
     assert "is a copy of" in said
     assert "more/e.safetensors" in rows
-    assert "f.safetensors could not be read as a checkpoint" in said
+    assert "f.safetensors cannot be read as a checkpoint" in said
     assert "The weights in g.safetensors do not fit Sequential" in said
 
 
@@ -152,7 +152,7 @@ def test_dedupe_where_nothing_fits_is_refused(run: Run, tmp_path: Path) -> None:
         torch.save({"other": torch.zeros(2)}, tmp_path / f"{name}.pt")
     code, said, err = run("mlp", "--dedupe", str(tmp_path))
     assert (code, said) == (2, "")
-    assert "but none of its 2 checkpoints fits" in err
+    assert "None of the 2 checkpoints in" in err
     assert err.count("missing") == 1, "one reason is enough"
 
 
@@ -166,15 +166,18 @@ def test_dedupe_keeps_to_its_tolerance(run: Run, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dedupe", "{folder}/missing"], "missing, but it is no folder. Give a folder with files that end in"),
-        (["--dedupe", "{folder}/empty"], "empty, but it holds no checkpoint. Give a folder with files that end in"),
-        (["--dedupe", "{folder}", "--out", "x"], "--out was given beside --dedupe, which compares checkpoints and"),
-        (["--dedupe", "{folder}", "--element", "x"], "--element was given beside --dedupe"),
-        (["--dedupe", "{folder}", "--order", "nodesort"], "--order was given beside --dedupe"),
-        (["--dedupe", "{folder}", "--tol", "-1"], "--tol -1 was asked for. It is a relative difference, 0 or more"),
-        (["--tol", "0.1"], "--tol 0.1 was given without --dedupe DIR"),
-        (["--base", "2"], "--base 2 was given, but the lexicographic order has none"),
-        (["--order", "nodesort", "--base", "0.5"], "NodeSort needs a base above 1, 0.5 was given."),
+        (["--dedupe", "{folder}/missing"], "missing is not a folder. Give --dedupe a folder with files that end in"),
+        (["--dedupe", "{folder}/empty"], "empty holds no checkpoint. Give --dedupe a folder with files that end in"),
+        (
+            ["--dedupe", "{folder}", "--out", "x"],
+            "--out and --dedupe cannot be given together: --dedupe compares checkpoints and",
+        ),
+        (["--dedupe", "{folder}", "--element", "x"], "--element and --dedupe cannot be given together"),
+        (["--dedupe", "{folder}", "--order", "nodesort"], "--order and --dedupe cannot be given together"),
+        (["--dedupe", "{folder}", "--tol", "-1"], "--tol must be 0 or more, such as 1e-6, but is -1"),
+        (["--tol", "0.1"], "--tol 0.1 has no effect without --dedupe DIR"),
+        (["--base", "2"], "--base 2 has no effect on the lexicographic order"),
+        (["--order", "nodesort", "--base", "0.5"], "--base must be above 1, but is 0.5."),
         (["--out", "{folder}/a.safetensors/x"], "could not be written"),
     ],
 )

@@ -34,7 +34,7 @@ def test_000_D5_unrelated_features_stand_beside_procrustes_values(zoo: str, caps
     assert main(call) == 0
     first, second = capsys.readouterr().out.split("\ncca\n")
     assert re.search(r"2 +0\.\d{3} \(0\.\d{3}\)", first)
-    assert "in brackets: the same features with samples in another order, unrelated" in first
+    assert "in brackets: the same features with shuffled samples, unrelated" in first
     assert "(" not in second
     assert main([*call, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["results"]
@@ -84,15 +84,15 @@ def test_many_layers_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
 def test_images_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["compare", "zoo:resnet20", "zoo:resnet20", "--data", "digits"]
     assert main(call) == 2
-    assert "zoo:resnet20 was called with float32 1×1×8×8" in capsys.readouterr().err
+    assert "The forward of zoo:resnet20 raises RuntimeError when called with float32 1×1×8×8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
         (["{zoo}:1", "{zoo}:0"], "holds no network of seed 1; it holds (0, 3)"),
-        (["{zoo}:first", "{zoo}:0"], "Give its seed, such as"),
-        (["{zoo}", "{zoo}:0"], "which is a zoo of 2 networks. Write {zoo}:0 for the one of seed 0"),
+        (["{zoo}:first", "{zoo}:0"], "names no seed of the zoo {zoo}. Give one, such as"),
+        (["{zoo}", "{zoo}:0"], "is a zoo of 2 networks. Write {zoo}:0 for the one of seed 0"),
         (
             ["{zoo}:0", "{zoo}:0", "--measure", "cka"],
             "'cka' was asked for, but there is none of that name. Did you mean 'rbf_cka', 'relu_cka', 'linear_cka",
@@ -115,7 +115,7 @@ def test_images_of_another_size_name_the_data_set(zoo: str, capsys: pytest.Captu
     for command in ("compare", "align"):
         assert main([command, f"{zoo}:0", f"{zoo}:3", "--data", f"folder:{folder}"]) == 2
         complaint = capsys.readouterr().err
-        assert "choose a data set that it can read by --data, such as digits, which it learnt on." in complaint
+        assert "choose a data set that fits it by --data, such as digits, which it was trained on." in complaint
         assert "--input" not in complaint
 
 

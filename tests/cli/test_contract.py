@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import md5
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,11 +221,11 @@ def test_a_command_stopped_by_hand_has_exit_code_130(
     def stopped(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(run=stopped))
+    monkeypatch.setattr(f"intertwine.cli.{words.split()[0]}.run", stopped)
     arguments = WORKS.get(words, "").format_map(dict.fromkeys(("net", "zoo", "plan", "study", "data", "new"), "x"))
     assert main([*words.split(), *arguments.split()]) == 130
-    goes_on = "; the same command goes on from here" if words in cli.RESUMABLE else ""
-    assert capsys.readouterr() == ("", f"intertwine: stopped{goes_on}\n")
+    resumes = "; the same command resumes from here" if words in cli.RESUMABLE else ""
+    assert capsys.readouterr() == ("", f"intertwine: stopped{resumes}\n")
 
 
 def test_commands_that_go_on_are_commands() -> None:
@@ -266,14 +265,14 @@ def test_another_pipe_that_breaks_is_a_fault(error: OSError, monkeypatch: pytest
     def broken(options: argparse.Namespace) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(run=broken))
+    monkeypatch.setattr("intertwine.cli.demo.run", broken)
     with pytest.raises(type(error)):
         main(["demo"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
 def test_an_answer_that_cannot_be_written_is_told(places: dict[str, str]) -> None:
-    said = "intertwine: The answer could not be written to standard output: No space left on device.\n"
+    said = "intertwine: The answer cannot be written to standard output: No space left on device.\n"
     for at_once in ("", "1"):  # Python keeps what it is given, or writes it at once
         done = started("intertwine inspect {net} --json > /dev/full", places, PYTHONUNBUFFERED=at_once)
         assert (done.returncode, done.stderr) == (2, said)

@@ -116,7 +116,7 @@ def test_a_second_run_does_nothing_again_and_its_json_is_one_document(
     accuracy = it.zoo.load(out / "study" / "zoos" / "digits").records[0].accuracy
     assert told["found"]["accuracy of network A"] == pytest.approx(accuracy)
     assert main(["demo", "--out", str(out)]) == 0
-    assert f"all 16 tasks were done before; delete {out} to begin anew" in capsys.readouterr().out
+    assert f"all 16 tasks were done before; delete {out} to start anew" in capsys.readouterr().out
 
 
 def test_a_folder_of_another_plan_is_refused_and_left_alone(
@@ -172,7 +172,7 @@ def test_findings_are_those_of_the_first_pair() -> None:
             rows.append(record("barrier", "error", error + index / 10, b=b, index=index, options=options))
     rows += [record("fold", "accuracy", v, index=i, options={"method": "fold_to"}) for i, v in
              ((1.0, 0.9), (0.7, 0.895), (0.5, 0.88))]  # fmt: skip
-    told = {f.name: str(f) for f in DemoFindings(rows).told()}
+    told = {f.name: str(f) for f in DemoFindings(rows).all()}
     assert told == {
         "accuracy of network A": "90.0%", "accuracy of network B": "80.0%", "average of A and B": "20.0%",
         "accuracy of A folded to 70% of its parameters": "89.5%",

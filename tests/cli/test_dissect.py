@@ -90,7 +90,7 @@ def test_planted_units_are_named_in_their_own_basis(run: Run) -> None:
     assert lines[4][6:8] == ["3", "(3)"]
     best = {tuple(line[:3]) for line in lines if line[2:3] == ["colour"]}
     assert best == {("0", "red", "colour"), ("1", "green", "colour"), ("2", "blue", "colour")}
-    assert "by chance, with the masks of other images, 95 % of units stay below " in said
+    assert "under the null (masks of other images), 95 % of units stay below " in said
 
 
 def test_json_is_json_alone_and_the_same_as_python(run: Run, net: str) -> None:
@@ -237,16 +237,16 @@ def test_pictures_of_units_that_are_not_there(net: str) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--rotation", "0,a"], "The rotations '0,a' were asked for. Write powers of a rotation with commas between"),
+        (["--rotation", "0,a"], "--rotation '0,a' is not a list of numbers. Write them with commas between"),
         (["--rotation", "inf"], "The power alpha=inf of a rotation was asked for"),
         (["--seeds", "a"], "The seeds 'a' were asked for."),
         (["--at", "rellu"], "rellu"),
         (["--at", "head"], "'head'"),
         (["--concepts", "none"], "A Broden folder was asked for, but none has no category.csv."),
-        (["--split", "val"], "--split val is a part of a Broden folder; synthetic pictures have no parts."),
-        (["--mean", "0,0,0"], "--mean and --std belong together; give both"),
-        (["--mean", "0,0", "--std", "1,1,1"], "--mean 0,0 was asked for. Write three numbers"),
-        (["--mean", "0,0,0", "--std", "1,1,0"], "--std 1,1,0 was asked for. Write three numbers"),
+        (["--split", "val"], "--split val needs a Broden folder; synthetic pictures have no parts."),
+        (["--mean", "0,0,0"], "--mean and --std belong together: give both"),
+        (["--mean", "0,0", "--std", "1,1,1"], "--mean 0,0 is not three numbers. Write 0.5,0.5,0.5"),
+        (["--mean", "0,0,0", "--std", "1,1,0"], "--std 1,1,0 is not three numbers above 0. Write 0.5,0.5,0.5"),
         (["--input", "1x3x32x24"], "Synthetic pictures are squares of at least 16×16, but"),
         (["--share", "2"], "The top 2.0 of the activations was asked for; give a share between 0 and 1"),
         (["--null", "99"], "Chance was to be drawn 99 times"),
@@ -263,7 +263,7 @@ def test_refusals(run: Run, words: list[str], text: str) -> None:
 def test_networks_that_see_no_colours_are_refused(net: str, capsys: pytest.CaptureFixture[str]) -> None:
     grey = net.replace(":Net", ":grey")
     assert main(["dissect", grey, "--at", "0", "--input", "1x1x32x32", "--device", "cpu"]) == 2
-    assert "dissection shows it images with three colours. Give a network of images" in capsys.readouterr().err
+    assert "dissection needs images with three colours. Give a network of images" in capsys.readouterr().err
 
 
 def test_a_place_must_be_given(net: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -269,7 +269,7 @@ def test_to_an_accuracy_on_training_images_set_apart(run: Run, learnt: Path, tmp
     with torch.no_grad():
         shares = [float((m(x).argmax(1) == labels).double().mean()) for m in (model, small.model)]
     assert shares[1] >= 0.9
-    assert re.search(rf"accuracy on 200 training images set apart +{shares[0]:.2%} +{shares[1]:.2%}", said)
+    assert re.search(rf"accuracy on 200 held-out training images +{shares[0]:.2%} +{shares[1]:.2%}", said)
     assert "features expressed by those left" in said
     account = json.loads((out / "fold.json").read_text())
     assert account["held_out"] == {"images": 200, "before": pytest.approx(shares[0]), "after": pytest.approx(shares[1])}
@@ -339,46 +339,49 @@ def test_nothing_to_fold_and_nothing_near_enough_are_told(run: Run, nets: Path, 
     ("words", "text"),
     [
         (["--beta", "1"], "beta=1.0 was asked for. It is a share of a distance, above 0 and below 1"),
-        (["--beta", "x"], "--beta x was asked for. Write a number such as 0.1, or LAYER=NUMBER for one layer."),
-        (["--beta", "0.1", "--beta", "0.2"], "--beta was given 2 times (0.1 0.2). Give one number for all layers"),
-        (["--beta", "0.1", "--beta", "1=0.2"], "--beta was given 2 times (0.1 1=0.2)."),
+        (["--beta", "x"], "--beta x is not a number. Write one such as 0.1, or LAYER=NUMBER for one layer."),
+        (["--beta", "0.1", "--beta", "0.2"], "--beta is given 2 times (0.1 0.2). Give one number for all layers"),
+        (["--beta", "0.1", "--beta", "1=0.2"], "--beta is given 2 times (0.1 1=0.2)."),
         (["--beta", "2=0.1"], "A beta was given for '2', which is no wire that can be folded. "),
         (["--max-ratio", "2"], "max_ratio=2.0 was asked for. It is the largest share"),
-        (["--parameters", "0.5", "--floor", "0.9"], "--parameters and --floor were both given. Leave one of them out"),
+        (
+            ["--parameters", "0.5", "--floor", "0.9"],
+            "--parameters and --floor cannot be given together: either decides the size. Leave one",
+        ),
         (
             ["--parameters", "0.5", "--beta", "0.1"],
-            "--beta was given beside --parameters or --floor; it goes with "
+            "--beta has no effect on --parameters or --floor; it belongs to "
             "folding by --beta and --method activations. Leave one of them out",
         ),
-        (["--floor", "0.5", "--method", "kmeans"], "--method was given beside --parameters or --floor"),
+        (["--floor", "0.5", "--method", "kmeans"], "--method has no effect on --parameters or --floor"),
         (
             ["--floor", "0.5", "--no-bias"],
-            "--no-bias was given beside --parameters or --floor; it goes with folding by",
+            "--no-bias has no effect on --parameters or --floor; it belongs to folding by",
         ),
-        (["--how", "merge"], "--how was given beside folding by --beta; it goes with --parameters or --floor."),
+        (["--how", "merge"], "--how has no effect on folding by --beta; it belongs to --parameters or --floor."),
         (
             ["--method", "kmeans", "--widths", "0.5", "--max-ratio", "0.5"],
-            "--max-ratio was given beside --method kmeans",
+            "--max-ratio has no effect on --method kmeans",
         ),
-        (["--method", "kmeans"], "--method kmeans needs to know how many features stay. Add --widths 0.5"),
+        (["--method", "kmeans"], "--method kmeans needs the number of features to keep. Add --widths 0.5"),
         (["--method", "kmeans", "--widths", "1"], "widths=1.0 was asked for. It is the share of the features"),
         (["--method", "kmeans", "--widths", "1=0.5"], "or LAYER=NUMBER, a whole number of features, for one layer."),
-        (["--method", "activations"], "--method activations compares what features give on training images, and no"),
+        (["--method", "activations"], "--method activations compares activations on training images, and no"),
         (
             ["--method", "activations", "--data", "digits", "--beta", "0.1", "--widths", "0.5"],
-            "--beta and --widths were",
+            "--beta and --widths cannot be given together",
         ),
-        (["--floor", "0.9"], "--floor is an accuracy on images, and no data was given. Add --data NAME"),
+        (["--floor", "0.9"], "--floor is an accuracy on images, and no data is given. Add --data NAME"),
         (["--floor", "1.5", "--data", "digits"], "floor=1.5 was asked for. It is an accuracy, above 0 and at most 1."),
         (["--floor", "0.99", "--data", "digits"], "An accuracy of at least 0.99 was asked for, but the network itself"),
-        (["--floor", "0.9", "--data", "digits", "--samples", "1"], "cannot be set apart from itself. Allow more by"),
-        (["--parameters", "0.5", "--with-data"], "--with-data looks at training images, and no data was given."),
+        (["--floor", "0.9", "--data", "digits", "--samples", "1"], "cannot be split into two halves. Allow more by"),
+        (["--parameters", "0.5", "--with-data"], "--with-data uses training images, and no data is given."),
         (["--parameters", "0.5", "--with-data", "--how", "merge"], "--how merge, which compares weights alone."),
         (["--parameters", "10"], "At most 10 of 1,374 parameters were asked for, but 87 are left when every wire"),
-        (["--reset"], "--reset measures BatchNorm statistics on data, and no data was given. Add --data NAME"),
-        (["--reset", "--data", "digits"], "has no BatchNorm with running statistics. Leave it out."),
-        (["--data-folder", "x"], "--data-folder x was given without a data set. Add --data NAME."),
-        (["--weights", "none.pt"], "there is no such file"),
+        (["--reset"], "--reset measures BatchNorm statistics on data, and no data is given. Add --data NAME"),
+        (["--reset", "--data", "digits"], "has none. Leave it out."),
+        (["--data-folder", "x"], "--data-folder x is given without a data set. Add --data NAME."),
+        (["--weights", "none.pt"], "There is no file none.pt"),
         (["--out", "/dev/null/x"], "Results were to be written into /dev/null/x, which cannot be done"),
     ],
 )
@@ -407,7 +410,10 @@ def test_a_width_written_into_the_forward_is_refused_with_its_line(run: Run, tmp
 def test_choices_are_told(run: Run, nets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(f"{nets}:plain", "--preset", "prnted")
-    assert "argument --preset: there is no 'prnted'. Did you mean 'printed'?" in capsys.readouterr().err
+    assert (
+        "Unknown value 'prnted' for --preset. Did you mean 'printed'? Choose one of: printed, paper-code."
+        in capsys.readouterr().err
+    )
 
 
 def test_help_does_not_import_torch() -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
@@ -16,8 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from intertwine import cli
-from intertwine.cli import inspect, main
+from intertwine.cli import main
 from intertwine.symmetry.symmetry import Certificate, FailedOp, Symmetry
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -122,7 +122,7 @@ def test_an_op_without_a_rule_is_named(run: Inspect) -> None:
     assert code == 0
     assert "ops without a rule, what they touch is frozen:" in out
     assert re.search(r"1  aten.linalg_qr\S* \(first at nets.py:17\)", out)
-    assert "none: only the identity keeps this network's function" in out
+    assert "none: only the identity preserves the function of this network" in out
 
 
 def test_a_certificate_that_proves_nothing_says_so(run: Inspect) -> None:
@@ -227,13 +227,13 @@ def test_what_is_shown_is_what_the_certificate_left(run: Inspect, monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["keras:net"], "The model 'keras:net' was asked for, but a model is named in one of these ways"),
-        (["nowhere.py:mlp"], "there is no file nowhere.py"),
-        (["{nets}:cnn"], "A function 'cnn' was asked for"),
-        (["{nets}:mlp", "--weights", "nowhere.safetensors"], "there is no such file"),
+        (["keras:net"], "Unknown model 'keras:net'. Name it in one of these ways"),
+        (["nowhere.py:mlp"], "There is no file nowhere.py"),
+        (["{nets}:cnn"], "Unknown function 'cnn' in"),
+        (["{nets}:mlp", "--weights", "nowhere.safetensors"], "There is no file nowhere.safetensors"),
         (["{nets}:mlp", "--input", "3by4"], "The input '3by4' is not understood"),
-        (["{nets}:mlp", "--input", "2x5"], "was called with float32 2×5, and its forward raised RuntimeError: mat1"),
-        (["{nets}:mlp", "--input", "int:2x3"], "was called with int64 2×3, and its forward raised RuntimeError: mat1"),
+        (["{nets}:mlp", "--input", "2x5"], "raises RuntimeError when called with float32 2×5: mat1"),
+        (["{nets}:mlp", "--input", "int:2x3"], "raises RuntimeError when called with int64 2×3: mat1"),
         (["{nets}:mlp", "--svg", "{nets}/mlp.svg"], "could not be written"),
     ],
 )
@@ -257,11 +257,11 @@ def test_a_pickle_that_would_run_code_is_refused(run: Inspect, tmp_path: Path) -
     torch.save({"0.weight": print}, tmp_path / "w.pt")
     code, _, err = run("{nets}:mlp", "--weights", str(tmp_path / "w.pt"))
     assert code == 2
-    assert "was refused: reading it could run code" in err
+    assert "is refused: reading it could run code" in err
 
 
 def test_a_certificate_too_large_for_the_machine(run: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect, "physical_memory", lambda: 1000)
+    monkeypatch.setattr("intertwine.checkpoints.libraries.physical_memory", lambda: 1000)
     code, _, err = run("{nets}:mlp")
     assert code == 2
     assert "Pass --no-certify" in err
@@ -287,21 +287,21 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str, extra: str
 ) -> None:
-    def missing(name: str) -> None:
+    def missing(options: Namespace) -> int:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
-    monkeypatch.setattr(cli, "import_module", missing)
+    monkeypatch.setattr("intertwine.cli.demo.run", missing)
     assert main(["demo"]) == 2
     assert f"needs the package {package}: pip install 'intertwine[{extra}]'" in capsys.readouterr().err
 
 
 def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(name: str) -> None:
+    def interrupted(options: Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "import_module", interrupted)
+    monkeypatch.setattr("intertwine.cli.demo.run", interrupted)
     assert main(["demo"]) == 130
-    assert capsys.readouterr().err == "intertwine: stopped; the same command goes on from here\n"
+    assert capsys.readouterr().err == "intertwine: stopped; the same command resumes from here\n"
 
 
 # -- as a program ------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_json_of_the_program_is_json_alone(nets: str) -> None:
 def test_an_error_of_the_program_is_one_message() -> None:
     done = program("inspect", "keras:net")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("intertwine: The model 'keras:net'")
+    assert done.stderr.startswith("intertwine: Unknown model 'keras:net'")
     assert done.stderr.count("\n") == 1
 
 
@@ -348,9 +348,9 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("words", "usage", "text"),
     [
-        (["inpsect"], "usage: intertwine [-h]", "there is no 'inpsect'. Did you mean 'inspect"),
-        (["inspect", "a", "--frozn"], "usage: intertwine inspect", "not understood: --frozn. Did you mean '--frozen"),
-        (["inspect", "a", "b"], "usage: intertwine inspect", "not understood: b."),
+        (["inpsect"], "usage: intertwine [-h]", "Unknown value 'inpsect' for COMMAND. Did you mean 'inspect"),
+        (["inspect", "a", "--frozn"], "usage: intertwine inspect", "Unknown argument --frozn. Did you mean '--frozen"),
+        (["inspect", "a", "b"], "usage: intertwine inspect", "Unknown argument b."),
         (["inspect", "a", "--trials", "x"], "usage: intertwine inspect", "'x' is not a whole number; write one"),
         (["fold", "a", "--floor", "x"], "usage: intertwine fold", "'x' is not a number; write one such as 0.5"),
         (["fold", "a", "--floor", "nan"], "usage: intertwine fold", "nan is not a finite number"),
@@ -384,5 +384,5 @@ def test_a_text_is_no_checkpoint(run: Inspect, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# Not weights\n")
     code, _, complaint = run("{nets}:mlp", "--weights", str(tmp_path / "README.md"))
     assert code == 2
-    assert "README.md is no checkpoint, or a damaged one: it is neither a safetensors file" in complaint
+    assert "README.md is not a checkpoint, or a damaged one: it is neither a safetensors file" in complaint
     assert "run code" not in complaint

@@ -144,7 +144,7 @@ def test_what_is_learnt_is_learnt_on_training_images(run: Run, zoo: str, tmp_pat
     written = load_file(out)
     for name, value in expected.model.state_dict().items():
         torch.testing.assert_close(written[name], value, rtol=1e-4, atol=1e-5)
-    assert "2 networks merged by activations, mended by repair\n" in said
+    assert "2 networks merged by activations, repaired by repair\n" in said
 
 
 def test_checkpoints_and_their_order(run: Run, zoo: str, file: str, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_checkpoints_and_their_order(run: Run, zoo: str, file: str, tmp_path: Pa
     torch.testing.assert_close(results[0] - results[1], 0.5 * (given - other))
     code, _, complaint = run(*two, *weights, "--input", "1x1x8x8")
     assert code == 2
-    assert "2 networks and 1 checkpoint were given. Repeat --weights once for each network" in complaint
+    assert "2 networks and 1 checkpoint are given. Repeat --weights once for each network" in complaint
 
 
 def test_batch_norm_without_a_reset_is_told(run: Run, file: str) -> None:
@@ -172,7 +172,7 @@ def test_batch_norm_without_a_reset_is_told(run: Run, file: str) -> None:
     assert "The running statistics of BatchNorm are the mean of the given ones" in said
     said = run(*two, "--repair", "reset")[1]
     assert "running statistics" not in said
-    assert ", mended by reset" in said
+    assert ", repaired by reset" in said
 
 
 def test_new_biases_are_told(run: Run, file: str, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_new_biases_are_told(run: Run, file: str, tmp_path: Path) -> None:
     code, said, _ = run(f"{file}:net", f"{file}:net", "--data", "digits", "--repair", "repair", "--out", out)
     assert code == 0
     assert set(load_file(out)) == {"1.weight", "1.bias", "3.weight", "3.bias"}
-    assert "The merged network has 1 tensor that the given ones lack (1.bias): mending needed a bias there." in said
+    assert "The merged network has 1 tensor that the given ones lack (1.bias): the repair needs a bias there." in said
 
 
 def test_copies_merge_into_themselves(run: Run, zoo: str, tmp_path: Path) -> None:
@@ -201,11 +201,11 @@ def test_copies_merge_into_themselves(run: Run, zoo: str, tmp_path: Path) -> Non
         (["{zoo}:0"], "Two networks or more are needed to merge them; found 1."),
         (["{zoo}:0", "zoo:mlp"], "The two networks differ: '1.weight' is float32 of shape (24, 64) in the first"),
         (["{zoo}:0", "{zoo}:1", "--method", "sort"], "There is no method 'sort'. Did you mean 'sorted"),
-        (["{zoo}:0", "{zoo}:1", "--method", "none", "--option", "a=1"], "searches for nothing and has no options."),
-        (["{zoo}:0", "{zoo}:1", "--method", "activations"], "do on data, and no data was given. Add --data NAME"),
-        (["{zoo}:0", "{zoo}:1", "--repair", "reset"], "--repair reset measures on data, and no data was given."),
+        (["{zoo}:0", "{zoo}:1", "--method", "none", "--option", "a=1"], "does not search and has no options."),
+        (["{zoo}:0", "{zoo}:1", "--method", "activations"], "on data, and no data is given. Add --data NAME"),
+        (["{zoo}:0", "{zoo}:1", "--repair", "reset"], "--repair reset measures on data, and no data is given."),
         (["{zoo}:0", "{zoo}:1", "--repair", "reset", "--data", "digits"], "repair='reset' needs BatchNorm"),
-        (["{zoo}:0", "{zoo}:1", "--weights-of", "a,b"], "The shares 'a,b' were asked for. Write one number"),
+        (["{zoo}:0", "{zoo}:1", "--weights-of", "a,b"], "--weights-of 'a,b' is not a list of numbers. Write them"),
         (["{zoo}:0", "{zoo}:1", "--weights-of", "0.5,0.6"], "and add up to 1; found (0.5, 0.6) for 2 networks."),
         (["{zoo}:0", "{zoo}:1", "--option", "relative=no"], "it must be True or False"),
     ],

@@ -119,21 +119,21 @@ def test_bad_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "The experiment 'sorensen-table2' was asked for" in said
     assert "Did you mean 'sorensen-table1" in said
     assert "See --list" in said
-    assert "No experiment was asked for. Give names, or all; --list shows what there is." in refused(capsys)
+    assert "No experiment is named. Give names, or all; --list shows what there is." in refused(capsys)
     said = refused(capsys, "godfrey-fig3", "--draw", MEASURED)
-    assert "--draw runs nothing, but godfrey-fig3 was asked for. Leave out one of them." in said
+    assert "--draw runs nothing, but godfrey-fig3 is named. Leave one of them out." in said
 
 
 def test_bad_scales(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "godfrey-fig3", "--scale", "tpu"])
     assert caught.value.code == 2
-    assert "there is no 'tpu'." in capsys.readouterr().err
+    assert "Unknown value 'tpu' for --scale." in capsys.readouterr().err
 
 
 def test_missing_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = refused(capsys, "sorensen-table1", "--data-folder", tmp_path / "none", "--out", tmp_path / "out")
-    assert f"Data sets were to be read from {tmp_path / 'none'}, which is not a folder." in said
+    assert f"--data-folder {tmp_path / 'none'} is not a folder." in said
     assert not (tmp_path / "out").exists(), "refused before any work"
     said = refused(capsys, "sorensen-table1", "--data-folder", tmp_path, "--out", tmp_path / "out", "--device", "cpu")
     assert "mnist" in said
@@ -152,7 +152,7 @@ def test_results_with_rows_of_another_kind(capsys: pytest.CaptureFixture[str], t
     file = tmp_path / "result.json"
     file.write_text(MEASURED.read_text().replace('"seed"', '"seeds"').replace('"accuracy', '"accurate'))
     said = refused(capsys, "--draw", file, "--plot", tmp_path / "figure.svg")
-    assert f"{file} could not be drawn: its rows are not those of its experiment" in said
+    assert f"{file} cannot be drawn: its rows are not those of its experiment" in said
     assert "Copy it again if it was damaged, or run `intertwine reproduce" in said
     assert list(tmp_path.iterdir()) == [file]
 
@@ -166,6 +166,6 @@ def test_missing_results_and_bad_figures(capsys: pytest.CaptureFixture[str], tmp
 
 def test_one_file_for_two_experiments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     said = refused(capsys, *FIGURES, "--plot", tmp_path / "one.svg")
-    assert "--plot names one file, but 2 experiments were asked for. Give folders or one name." in said
+    assert "--plot names one file for 2 experiments. Give a folder, or one experiment." in said
     said = refused(capsys, *FIGURES, "--results", tmp_path / "one.json")
-    assert "--results names one file, but 2 experiments were asked for." in said
+    assert "--results names one file for 2 experiments." in said

@@ -209,8 +209,8 @@ def test_options_as_they_are_written(text: str, found: tuple[str, Any]) -> None:
         (["mlp", "--seeds", "1,,2"], "The seeds '1,,2' were asked for."),
         (["mlp", "--seeds", "5:5"], "The seeds '5:5' were asked for, but there is none"),
         (["mlp", "--seeds", "1,1"], "Seeds are whole numbers from 0"),
-        (["mlp", "--option", "widths"], "The option 'widths' was given. Write NAME=VALUE, such as width=64."),
-        (["mlp", "--option", "=3"], "The option '=3' was given."),
+        (["mlp", "--option", "widths"], "--option 'widths' is not of the form NAME=VALUE. Write it such as width=64."),
+        (["mlp", "--option", "=3"], "--option '=3' is not of the form NAME=VALUE."),
         (["mlp", "--option", "depth=3"], "mlp was asked for with the option depth, which it does not have."),
         (["gpt"], "gpt cannot take the images of digits (1×8×8)"),
         (["mlp", "--spawn", "99"], "The recipe splits after epoch 99 of 10; split in between."),
@@ -243,10 +243,13 @@ def test_a_gpu_that_is_not_there(run: Run, trained: Path, tmp_path: Path) -> Non
         (["train"], "the following arguments are required: NAME, --out"),
         (["train", "mlp", "--out", "zoo", "--epochs", "0"], "0 is not 1 or more"),
         (["train", "mlp", "--out", "zoo", "--together", "-1"], "-1 is not 1 or more"),
-        (["train", "mlp", "--out", "zoo", "--select", "best"], "there is no 'best'. Did you mean 'best-on-test"),
+        (
+            ["train", "mlp", "--out", "zoo", "--select", "best"],
+            "Unknown value 'best' for --select. Did you mean 'best-on-test",
+        ),
         (["train", "mlp", "--out", "zoo", "--rate", "x"], "'x' is not a number"),
         (["evaluate"], "the following arguments are required: DIR"),
-        (["forget"], "there is no 'forget'. "),
+        (["forget"], "Unknown value 'forget' for COMMAND. "),
     ],
 )
 def test_a_line_that_is_no_command(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

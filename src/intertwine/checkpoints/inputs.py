@@ -17,9 +17,10 @@ _FORM = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<kind>int|float):)?(?P<si
 
 
 def make_inputs(texts: Sequence[str], model: nn.Module) -> Example:
-    """Tensors of the shapes asked for, with random values; those with a name are passed by keyword."""
+    """Random tensors of the given shapes; those with a name are passed by keyword."""
     args: list[Tensor] = []
     kwargs: dict[str, Tensor] = {}
+    ids = min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)
     for text in texts:
         form = _FORM.fullmatch(text)
         if form is None:
@@ -28,7 +29,7 @@ def make_inputs(texts: Sequence[str], model: nn.Module) -> Example:
                 "front for integer ids (int:1x16), and NAME= in front of that to pass it by keyword."
             )
         shape = [int(size) for size in re.split("[x×]", form["sizes"])]
-        value = torch.randint(0, _smallest_table(model), shape) if form["kind"] == "int" else torch.randn(shape)
+        value = torch.randint(0, ids, shape) if form["kind"] == "int" else torch.randn(shape)
         if form["name"]:
             kwargs[form["name"]] = value
         else:
@@ -36,13 +37,8 @@ def make_inputs(texts: Sequence[str], model: nn.Module) -> Example:
     return tuple(args), kwargs
 
 
-def _smallest_table(model: nn.Module) -> int:
-    """An id below this is valid whichever embedding of the model it reaches."""
-    return min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)
-
-
 def as_example(value: Any) -> Example:
-    """What a user's `example_inputs()` returned: a tensor, a tuple or list, a dict of keywords, or (tuple, dict)."""
+    """The result of a user's `example_inputs()`: a tensor, a tuple or list, a dict of keywords, or (tuple, dict)."""
     if isinstance(value, Mapping):
         return (), value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict):

@@ -1,4 +1,4 @@
-"""From the name of a model to the model itself, with its weights and an example of its inputs."""
+"""Loads a model by name, with its weights and an example of its inputs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from intertwine.checkpoints.inputs import Example, make_inputs
-from intertwine.checkpoints.sources import SOURCES, from_file, from_zoo_folder
+from intertwine.checkpoints.inputs import make_inputs
+from intertwine.checkpoints.sources import build
 from intertwine.checkpoints.weights import fill, read_checkpoint
 from intertwine.data.batches import on_device_of
 from intertwine.errors import InputError
-from intertwine.lab.zoo.manifest import MANIFEST_FILE as MANIFEST
-from intertwine.lab.zoo.manifest import read_manifest
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode under the name it was asked for, and an example of what it is called with."""
+    """A model in eval mode, its name, and the arguments of one call."""
 
     name: str
     model: nn.Module
@@ -32,12 +30,12 @@ class Loaded:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model learns; tied weights count once."""
+        """The number of parameters; tied ones count once."""
         return sum(p.numel() for p in self.model.parameters())
 
     @property
     def bytes(self) -> int:
-        """The memory its parameters and buffers take."""
+        """The memory of its parameters and buffers."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return sum(t.numel() * t.element_size() for t in tensors)
 
@@ -48,7 +46,7 @@ class Loaded:
         return tuple(lead + _describe(value) for lead, value in named)
 
 
-#: What to do where a model cannot be called with its example inputs.
+#: The advice where a model cannot be called with its example inputs.
 OTHER_INPUT = "Pass an input that it accepts, such as --input 1x3x224x224."
 
 
@@ -60,16 +58,16 @@ def load(name: str, weights: str | Path | None = None, inputs: Sequence[str] = (
             the path of a config.json) or `zoo:NAME` (see `intertwine.zoo.architectures`). Nothing is downloaded:
             without a checkpoint the weights are random, and the same at every call.
         weights: a checkpoint, as safetensors or as a `torch.save` file that holds tensors and nothing else.
-        inputs: example inputs such as `1x3x224x224`, `int:1x16` or `input_ids=int:1x16`. Left empty, they are found:
-            from the library the model comes from, or from a function `example_inputs()` in the user's file.
-        advice: what to do where the model cannot be called with them, told at the end of the error.
+        inputs: example inputs such as `1x3x224x224`, `int:1x16` or `input_ids=int:1x16`. By default they come from the
+            library of the model, or from a function `example_inputs()` in the user's file.
+        advice: the end of the error where the model cannot be called with them.
 
     Raises:
         InputError: no such model, file or input. MismatchError: the checkpoint is of another architecture.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model, example = _build(name)
+        model, example = build(name)
         if weights is not None:
             fill(model, read_checkpoint(weights), str(weights))
         if inputs:
@@ -80,44 +78,16 @@ def load(name: str, weights: str | Path | None = None, inputs: Sequence[str] = (
                 "integer ids), or define a function example_inputs() beside the factory."
             )
         loaded = Loaded(name, model.eval(), *on_device_of((example[0], dict(example[1])), model))
-        _check_runs(loaded, advice)
+        try:
+            with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+                loaded.model(*loaded.args, **loaded.kwargs)
+        except Exception as error:
+            first = str(error).strip().partition("\n")[0].removesuffix(".")
+            raise InputError(
+                f"The forward of {loaded.name} raises {type(error).__name__} when called with "
+                f"{', '.join(loaded.inputs)}: {first}. {advice}"
+            ) from error
     return loaded
-
-
-def _build(name: str) -> tuple[nn.Module, Example | None]:
-    prefix, colon, rest = name.partition(":")
-    if colon and prefix in SOURCES:
-        return SOURCES[prefix](rest)
-    if name.endswith(".py") or name.rpartition(":")[0].endswith(".py"):
-        return from_file(name)
-    folder, _, seed = name.rpartition(":")
-    if folder and (Path(folder) / MANIFEST).is_file():
-        return from_zoo_folder(folder, seed)
-    if (Path(name) / MANIFEST).is_file():
-        seeds = [record.seed for record in read_manifest(Path(name)).records]
-        count = f"{len(seeds)} network{'s' * (len(seeds) != 1)}"
-        which = f"Write {name.rstrip('/')}:{seeds[0]} for the one of seed {seeds[0]}" if seeds else "Train some first"
-        raise InputError(
-            f"The model {name!r} was asked for, which is a zoo of {count}. {which}; `intertwine zoo list {name}` shows "
-            "what it holds."
-        )
-    raise InputError(
-        f"The model {name!r} was asked for, but a model is named in one of these ways: path/to/file.py:factory, "
-        f"{', '.join(f'{source}:NAME' for source in SOURCES)}, ZOO_FOLDER:SEED."
-    )
-
-
-def _check_runs(loaded: Loaded, advice: str) -> None:
-    """Call the model once: an input that does not fit is best told now, in the words of its own forward."""
-    try:
-        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-            loaded.model(*loaded.args, **loaded.kwargs)
-    except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise InputError(
-            f"{loaded.name} was called with {', '.join(loaded.inputs)}, and its forward raised {type(error).__name__}: "
-            f"{first.removesuffix('.')}. {advice}"
-        ) from error
 
 
 def _describe(value: Any) -> str:

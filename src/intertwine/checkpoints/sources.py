@@ -1,7 +1,8 @@
-"""One function per source of models: timm, torchvision, transformers, a zoo, or a factory in the user's Python file."""
+"""Where models come from: a name in, the model and an example of its inputs out; one function per source."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import traceback
@@ -16,11 +17,8 @@ import torch
 from torch import nn
 
 from intertwine.checkpoints.inputs import Example, as_example
-from intertwine.checkpoints.libraries import from_transformers, import_library, unknown_name_error
-from intertwine.errors import InputError
-
-# ----------------------------------------------------------------------------------------------------
-# Models made by a function in the user's own Python file.
+from intertwine.checkpoints.libraries import from_transformers, import_library
+from intertwine.errors import InputError, did_you_mean
 
 
 def from_file(name: str) -> tuple[nn.Module, Example | None]:
@@ -32,8 +30,8 @@ def from_file(name: str) -> tuple[nn.Module, Example | None]:
     file = Path(path)
     if not file.is_file():
         raise InputError(
-            f"The model {name} was asked for, but there is no file {path}. "
-            "Give the path of a Python file, a colon, and the name of a function in it that returns the model."
+            f"There is no file {path} for the model {name}. Give the path of a Python file, a colon, and the name of a "
+            "function in it that returns the model."
         )
     with _running(file):
         module = _execute(file)
@@ -41,17 +39,15 @@ def from_file(name: str) -> tuple[nn.Module, Example | None]:
         model = made if isinstance(made, nn.Module) else made()
         example = as_example(module.example_inputs()) if hasattr(module, "example_inputs") else None
     if not isinstance(model, nn.Module):
-        raise InputError(
-            f"{name} returned {type(model).__name__}, but a torch.nn.Module is needed. Return the model itself."
-        )
+        raise InputError(f"{name} returns {type(model).__name__}, not a torch.nn.Module. Return the model itself.")
     return model, example
 
 
 @contextmanager
 def _running(file: Path) -> Iterator[None]:
-    """While the user's code runs, its neighbours can be imported, and what it raises is told with its line.
+    """While the user's code runs, its neighbours can be imported, and an error in it is reported with its line.
 
-    What it prints goes to the error stream: standard output is for results, and by --json for JSON alone.
+    Its output goes to standard error: standard output is for results, with --json for JSON alone.
     """
     folder = str(file.resolve().parent)
     sys.path.insert(0, folder)
@@ -65,7 +61,7 @@ def _running(file: Path) -> Iterator[None]:
         line = lines[-1] if lines else getattr(error, "lineno", None)
         where = "" if line is None else f" at line {line}"
         raise InputError(
-            f"{file} stopped{where} with {type(error).__name__}: {error}. Mend the file, or check that its "
+            f"{file} stopped{where} with {type(error).__name__}: {error}. Fix the file, or check that its "
             "factory can be called without arguments."
         ) from error
     finally:
@@ -86,22 +82,19 @@ def _member(module: ModuleType, factory: str, path: str) -> Any:
     own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
     offers = f"It offers: {', '.join(own)}." if own else "It defines no function."
     if not factory:
-        raise InputError(f"{path} was given without the name of a function. Write {path}:NAME. {offers}")
+        raise InputError(f"{path} is given without the name of a function. Write {path}:NAME. {offers}")
     made = getattr(module, factory, None)
     if not callable(made):
-        raise InputError(f"A function {factory!r} was asked for, but {path} has none of that name. {offers}")
+        raise InputError(f"Unknown function {factory!r} in {path}. {offers}")
     return made
-
-
-# ----------------------------------------------------------------------------------------------------
-# Where models come from: a name in, the model and an example of its inputs out. One function per library.
 
 
 def from_timm(name: str) -> tuple[nn.Module, Example | None]:
     """A timm model by its name, and one image of the size it was designed for."""
     timm = import_library("timm")
     if not timm.is_model(name):
-        raise unknown_name_error("The timm model", name, timm.list_models(), "List them with timm.list_models().")
+        meant = did_you_mean(name, timm.list_models())
+        raise InputError(f"Unknown timm model {name!r}. {meant}List them with timm.list_models().")
     with warnings.catch_warnings(action="ignore"):
         model = timm.create_model(name, pretrained=False)
     return model, ((torch.randn(1, *model.default_cfg["input_size"]),), {})
@@ -111,9 +104,8 @@ def from_torchvision(name: str) -> tuple[nn.Module, Example | None]:
     """A torchvision model by its name, and one image; a clip of 16 frames for the models of videos."""
     models = import_library("torchvision").models
     if name not in models.list_models():
-        raise unknown_name_error(
-            "The torchvision model", name, models.list_models(), "List them with torchvision.models.list_models()."
-        )
+        meant = did_you_mean(name, models.list_models())
+        raise InputError(f"Unknown torchvision model {name!r}. {meant}List them with torchvision.models.list_models().")
     with warnings.catch_warnings(action="ignore"):
         model = models.get_model(name, weights=None)
     if name in models.list_models(module=models.video):
@@ -123,30 +115,36 @@ def from_torchvision(name: str) -> tuple[nn.Module, Example | None]:
     return model, ((torch.randn(1, 3, side, side),), {})
 
 
-def from_zoo(name: str) -> tuple[nn.Module, Example | None]:
-    """A network of intertwine's own zoo by its name, as it stands without options, and one input of its size."""
-    from intertwine.lab.zoo.networks.registry import architecture  # here, because a zoo takes its time to load
-
-    entry = architecture(name)
-    return entry.factory(), ((entry.example(),), {})
-
-
-def from_zoo_folder(folder: str, seed: str) -> tuple[nn.Module, Example | None]:
-    """A trained network out of a zoo's folder by its seed, and one image of the size it was trained on."""
-    from intertwine.lab.zoo.folder import load
-
-    zoo = load(folder)
-    if not seed.isdigit():
-        raise InputError(
-            f"The network {seed!r} of the zoo {folder} was asked for. Give its seed, such as {folder}:{zoo.seeds[0]}."
-        )
-    return zoo.seed(int(seed)), ((torch.randn(1, *zoo.manifest.plan.data["shape"]),), {})
-
-
-#: Prefix of a model's name → the function that builds it.
-SOURCES: dict[str, Callable[[str], tuple[nn.Module, Example | None]]] = {
+Opener = Callable[[str], Any]
+#: Prefix of a model's name → the function that builds it. Text names a function that is imported on first use.
+SOURCES: dict[str, Opener | str] = {
     "timm": from_timm,
     "torchvision": from_torchvision,
     "hf": from_transformers,
-    "zoo": from_zoo,
+    "zoo": "intertwine.lab.zoo.sources:from_zoo",
 }
+#: Functions for names without such a prefix; each gives None for a name that is not its own.
+FOLDER_SOURCES: list[Opener | str] = ["intertwine.lab.zoo.sources:from_zoo_folder"]
+
+
+def build(name: str) -> tuple[nn.Module, Example | None]:
+    """The model of a name, and an example of its inputs where its source has one."""
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix in SOURCES:
+        return _opener(SOURCES[prefix])(rest)
+    if name.endswith(".py") or name.rpartition(":")[0].endswith(".py"):
+        return from_file(name)
+    for source in FOLDER_SOURCES:
+        if (found := _opener(source)(name)) is not None:
+            return found
+    raise InputError(
+        f"Unknown model {name!r}. Name it in one of these ways: path/to/file.py:factory, "
+        f"{', '.join(f'{source}:NAME' for source in SOURCES)}, ZOO_FOLDER:SEED."
+    )
+
+
+def _opener(source: Opener | str) -> Opener:
+    if not isinstance(source, str):
+        return source
+    module, _, function = source.partition(":")
+    return getattr(importlib.import_module(module), function)

@@ -7,10 +7,31 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from intertwine.cli.arguments import ZOO, add_data, add_input, add_json, add_method, add_pair, method_options, positive
+from intertwine.cli.arguments import (
+    ZOO,
+    add_data,
+    add_input,
+    add_json,
+    add_method,
+    add_pair,
+    method_options,
+    positive,
+    require_data,
+    require_method_data,
+)
 from intertwine.cli.barrier import describe_barrier
-from intertwine.cli.networks import ImageSplits, load_networks, read_images, require_data
-from intertwine.cli.output import ReportStatus, check_picture, print_json, save_picture, spaced, status, terminal
+from intertwine.cli.networks import ImageSplits, load_networks, read_images
+from intertwine.cli.output import (
+    StatusCallback,
+    check_picture,
+    print_json,
+    save_picture,
+    show,
+    status,
+    table,
+    text,
+    wrote,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,8 +42,12 @@ if TYPE_CHECKING:
     from intertwine.connect.barrier import Barrier
     from intertwine.symmetry.symmetry import Symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# Arguments of `intertwine align`.
+#: Networks on the line on which the barrier is measured before and after, both ends included.
+POINTS = 11
+#: A rise of the barrier up to this is rounding.
+BARRIER_TOLERANCE = 1e-6
+#: Rows of the table of wires; of more wires, those with the largest remaining distance are shown.
+MAX_TABLE_WIRES = 24
 
 
 def add(command: ArgumentParser) -> None:
@@ -37,26 +62,16 @@ def add(command: ArgumentParser) -> None:
         command,
         "weights (default) or scale-aware; with --data also activations, commutativity, straight-through or sinkhorn",
     )
-    add_data(command, "at most so many training images for the method, and test images for the barrier")
-    command.add_argument("--starts", metavar="N", type=positive, default=3, help="starts, the best is kept (default 3)")
+    add_data(command, "at most this many training images for the method, and test images for the barrier")
+    command.add_argument(
+        "--starts", metavar="N", type=positive, default=3, help="number of starts; the best result is kept (default 3)"
+    )
     command.add_argument("--wires", metavar="W,…", help="names of the only wires to move, with commas between")
     command.add_argument("--continuous", action="store_true", help="let whole matrices act where only linear maps meet")
-    command.add_argument("--out", metavar="FILE", help="write B as moved (safetensors)")
+    command.add_argument("--out", metavar="FILE", help="write the moved B (safetensors)")
     command.add_argument("--element", metavar="FILE", help="write the element that moves B (safetensors)")
     command.add_argument("--plot", metavar="FILE", help="draw how units correlate, before and after (svg or png)")
     add_json(command)
-
-
-# ----------------------------------------------------------------------------------------------------
-# `intertwine align A B`: move one network onto another, and say what that did to the barrier between them.
-
-
-#: Networks on the line whose barrier is taken before and after, both ends included.
-POINTS = 11
-#: A barrier that rises by less is taken for rounding.
-BARRIER_TOLERANCE = 1e-6
-#: Wires in the table; where there are more, those with most left.
-MAX_TABLE_WIRES = 24
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ class BarrierChange:
     after: Barrier
 
     def worse(self) -> list[str]:
-        """What rose, in words; empty where nothing did."""
+        """The barriers that rose, in words."""
         pairs = {
             "loss": (self.before.loss_barrier, self.after.loss_barrier),
             "error": (self.before.error_barrier, self.after.error_barrier),
@@ -85,53 +100,49 @@ class BarrierChange:
 
 def run(options: Namespace) -> int:
     """Carry out the command."""
-    from rich.text import Text
-
-    from intertwine.align.align import SOLVERS, align
+    from intertwine.align.align import align
     from intertwine.align.correlations import matched_correlations
     from intertwine.checkpoints.weights import write_checkpoint
     from intertwine.files import atomic_write
 
     check_picture(options.plot)
     given = method_options(options.method, options.option)
-    if options.data is None and options.method in SOLVERS and SOLVERS[options.method].needs_data:
-        require_data(f"The method {options.method!r} looks at what the networks do on data")
-    if options.data is None and options.plot:
-        require_data("The picture shows how units correlate on data")
+    require_method_data(options)
+    if options.plot:
+        require_data(options, "--plot shows how units correlate on data")
     names = (options.first, options.second)
-    with status("building the networks") as say:
+    with status("building the networks") as step:
         images = read_images(options, names)
         a, b = load_networks(names, (options.weights, options.weights_b), options.input, images)
-        say("reading their symmetry")
-        known = _common_symmetry(a, b, options.continuous)
-        say(f"aligning by {options.method}")
+        step("finding their symmetry")
+        symmetry = _common_symmetry(a, b, options.continuous)
+        step(f"aligning by {options.method}")
         start = perf_counter()
         found = align(
             a.model, b.model, method=options.method, data=images and images.train, seed=options.seed,
-            starts=options.starts, wires=None if options.wires is None else options.wires.split(","), symmetry=known,
-            options=given,
+            starts=options.starts, wires=None if options.wires is None else options.wires.split(","),
+            symmetry=symmetry, options=given,
         )  # fmt: skip
         seconds = perf_counter() - start
-        change = None if images is None else _change(a, b, found, images, say)
+        change = None if images is None else _change(a, b, found, images, step)
         if images is not None and options.plot:
-            say("drawing")
-            before = matched_correlations(found.reference, known.folded(b.model), images.test, symmetry=known)
-            after = matched_correlations(found.reference, found.model, images.test, symmetry=known)
+            step("drawing")
+            before = matched_correlations(found.reference, symmetry.folded(b.model), images.test, symmetry=symmetry)
+            after = matched_correlations(found.reference, found.model, images.test, symmetry=symmetry)
             save_picture(after.plot(before), options.plot)
         if options.out:
             write_checkpoint(found.model, options.out)
         if options.element:
             with atomic_write(options.element) as file:
                 found.element.save(file)
-    wrote = {"out": options.out, "element": options.element, "plot": options.plot}
+    files = {"out": options.out, "element": options.element, "plot": options.plot}
     if options.json:
         head = {"first": a.name, "second": b.name, "dataset": None if images is None else images.name}
-        tail = {"seconds": seconds, "barrier": None if change is None else change.to_dict(), **wrote}
+        tail = {"seconds": seconds, "barrier": None if change is None else change.to_dict(), **files}
         print_json(head | found.to_dict() | tail)
     else:
-        parts = [_told(a, b, found, seconds), _wires(found), *([] if change is None else [_changed(change)])]
-        files = [Text(f"wrote {path}") for path in wrote.values() if path]
-        terminal().print(spaced(*parts, *([Text("\n").join(files)] if files else [])))
+        barriers = None if change is None else _barriers(change)
+        show(_summary(a, b, found, seconds), _wires(found), barriers, wrote(*files.values()))
     return 0
 
 
@@ -144,11 +155,11 @@ def _common_symmetry(a: Loaded, b: Loaded, continuous: bool) -> Symmetry:
     return found
 
 
-def _change(a: Loaded, b: Loaded, found: Alignment, images: ImageSplits, say: ReportStatus) -> BarrierChange:
+def _change(a: Loaded, b: Loaded, found: Alignment, images: ImageSplits, step: StatusCallback) -> BarrierChange:
     from intertwine.connect.barrier import barrier
     from intertwine.data.batchnorm import batch_norms
 
-    say(f"scoring {POINTS} networks on {images.name}, before and after")
+    step(f"scoring {POINTS} networks on {images.name}, before and after")
     reset = images.train if batch_norms(a.model) else None
     return BarrierChange(
         barrier(a.model, b.model, images.test, POINTS, reset),
@@ -156,57 +167,42 @@ def _change(a: Loaded, b: Loaded, found: Alignment, images: ImageSplits, say: Re
     )
 
 
-# -- in the terminal ---------------------------------------------------------------------------------------------------
-
-
-def _told(a: Loaded, b: Loaded, found: Alignment, seconds: float) -> Text:
-    from rich.text import Text
-
-    head = Text(f"{b.name} moved onto {a.name} by {found.method}, in {seconds:.2f} s\n", style="bold")
+def _summary(a: Loaded, b: Loaded, found: Alignment, seconds: float) -> Text:
+    head = text(f"{b.name} moved onto {a.name} by {found.method}, in {seconds:.2f} s\n", style="bold")
     share = f", {_left(found.before, found.after)} left" if found.before else ""
     distances = f"{found.before:.4g} → {found.after:.4g}{share}"
     moved = f"{found.element!r}".replace("Element(", "")[:-1]
     head.append(f"squared distance {distances}; {moved}", style="not bold")
     if not found.before:
-        head.append(
-            "\nThe two have the same weights already; without a checkpoint all are random alike.", style="yellow"
-        )
+        head.append("\nThe two have the same weights; without a checkpoint all networks start alike.", style="yellow")
     elif found.after > found.before:
         head.append(
-            "\nThe weights are farther apart than before: this method lowers a measure of its own.", style="yellow"
+            "\nThe weights are farther apart than before: this method minimises a measure of its own.", style="yellow"
         )
     return head
 
 
 def _wires(found: Alignment) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("wire", "size", "before", "after", "left"):
-        table.add_column(name, justify="left" if name == "wire" else "right")
+    rows = table("wire", "size", "before", "after", "left", left=("wire",))
     sizes = {wire.name: wire.size for wire in found.symmetry.wires}
     ranked = sorted(found.per_wire, key=lambda p: -(p.after / p.before if p.before else 0.0))[:MAX_TABLE_WIRES]
     for part in (p for p in found.per_wire if p in ranked):
         cells = (f"{part.before:.4g}", f"{part.after:.4g}", _left(part.before, part.after))
-        table.add_row(part.wire, str(sizes[part.wire]), *cells)
-    if len(found.per_wire) > MAX_TABLE_WIRES:
-        table.add_row(
-            f"and {len(found.per_wire) - MAX_TABLE_WIRES} more, with no more left; --json has all", "", "", "", ""
-        )
-    return table
+        rows.add_row(part.wire, str(sizes[part.wire]), *cells)
+    if (more := len(found.per_wire) - MAX_TABLE_WIRES) > 0:
+        rows.add_row(f"and {more} more, with no more left; --json has all", "", "", "", "")
+    return rows
 
 
 def _left(before: float, after: float) -> str:
     return f"{after / before:.1%}" if before > 0 else "–"
 
 
-def _changed(change: BarrierChange) -> Text:
-    from rich.text import Text
-
+def _barriers(change: BarrierChange) -> Text:
     data, reset = change.before.data, change.before.reset_data
-    text = Text(f"on {data.samples:,} test images, {POINTS} networks from one to the other")
-    text.append("" if reset is None else f", BatchNorm reset on {reset.samples:,} training images")
-    text.append(f"\nbefore: {describe_barrier(change.before)}\nafter:  {describe_barrier(change.after)}", style="bold")
+    found = text(f"on {data.samples:,} test images, {POINTS} networks from one to the other")
+    found.append("" if reset is None else f", BatchNorm reset on {reset.samples:,} training images")
+    found.append(f"\nbefore: {describe_barrier(change.before)}\nafter:  {describe_barrier(change.after)}", style="bold")
     if worse := change.worse():
-        text.append(f"\nThe alignment made it worse: {' and '.join(worse)}.", style="bold red")
-    return text
+        found.append(f"\nThe alignment made it worse: {' and '.join(worse)}.", style="bold red")
+    return found

@@ -8,13 +8,27 @@ from typing import TYPE_CHECKING
 
 from intertwine.cli.arguments import ZOO, add_data, add_input, add_json, add_pair, positive
 from intertwine.cli.networks import load_networks, read_images, require_batch_norm
-from intertwine.cli.output import check_picture, print_json, save_picture, spaced, status, terminal
+from intertwine.cli.output import (
+    check_picture,
+    lines,
+    percent,
+    print_json,
+    save_picture,
+    show,
+    status,
+    table,
+    terminal,
+    text,
+    wrote,
+)
 
 if TYPE_CHECKING:
     from intertwine.connect.barrier import Barrier
 
-# ----------------------------------------------------------------------------------------------------
-# Arguments of `intertwine barrier`.
+MIXED = (
+    "The networks have BatchNorm, and nothing was reset: between the ends the running statistics are mixed, not those "
+    "of the mixed network, and the barrier may be far higher than the weights deserve. Leave --no-reset out."
+)
 
 
 def add(command: ArgumentParser) -> None:
@@ -30,45 +44,31 @@ def add(command: ArgumentParser) -> None:
         "--points", metavar="N", type=positive, default=25, help="networks on the line, both ends too (default 25)"
     )
     command.add_argument(
-        "--reset",
-        action=BooleanOptionalAction,
-        default=None,
-        help="estimate BatchNorm statistics again at every point, on training images (default where there is "
+        "--reset", action=BooleanOptionalAction, default=None,
+        help="re-estimate the BatchNorm statistics at every point, on training images (default where there is "
         "BatchNorm); the line without is shown beside it",
-    )
+    )  # fmt: skip
     command.add_argument("--plot", metavar="FILE", help="draw both curves (svg or png)")
     add_json(command)
 
 
-# ----------------------------------------------------------------------------------------------------
-# `intertwine barrier A B`: how much worse the networks between two networks are, on real images.
-
-
-MIXED = (
-    "The networks have BatchNorm, and nothing was reset: between the ends the running statistics are mixed, not those "
-    "of the mixed network, and the barrier may be far higher than the weights deserve. Leave --no-reset out."
-)
-
-
 def run(options: Namespace) -> int:
     """Carry out the command."""
-    from rich.text import Text
-
     from intertwine.connect.barrier import barrier
     from intertwine.data.batchnorm import batch_norms
 
     check_picture(options.plot)
     names = (options.first, options.second)
-    with status("reading the data") as say:
+    with status("reading the data") as step:
         images = read_images(options, names)
-        assert images is not None  # the parser asks for --data
-        say("building the networks")
+        assert images is not None  # the parser requires --data
+        step("building the networks")
         a, b = load_networks(names, (options.weights, options.weights_b), options.input, images)
         if options.reset:
             require_batch_norm(a)
         normed = bool(batch_norms(a.model))
         reset = normed if options.reset is None else options.reset
-        say(f"scoring {options.points} networks on {images.name}")
+        step(f"scoring {options.points} networks on {images.name}")
         scored = images.test if options.split == "test" else images.train
         found = barrier(a.model, b.model, scored, options.points, images.train if reset else None)
         if options.plot:
@@ -82,37 +82,26 @@ def run(options: Namespace) -> int:
         head = f"{a.name} to {b.name}: {len(found.ts)} networks on {found.data.samples:,} {options.split} images of "
         _show(f"{head}{images.name}", found, notes)
         if options.plot:
-            terminal().print(Text(f"wrote {options.plot}"))
+            terminal().print(wrote(options.plot))
     return 0
 
 
 def _show(head: str, found: Barrier, notes: list[str]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    lines = [found] if found.without_reset is None else [found, found.without_reset]
-    for name in ("t", *(f"{kind}{tail}" for tail in ("", ", no reset")[: len(lines)] for kind in ("loss", "error"))):
-        table.add_column(name, justify="right")
+    curves = [found] if found.without_reset is None else [found, found.without_reset]
+    rows = table("t", *(f"{kind}{tail}" for tail in ("", ", no reset")[: len(curves)] for kind in ("loss", "error")))
     for i, t in enumerate(found.ts):
-        cells = ((f"{line.loss[i]:.4f}", _share(None if line.error is None else line.error[i])) for line in lines)
-        table.add_row(f"{t:.3f}", *chain.from_iterable(cells))
-    words = [Text(describe_barrier(found), style="bold")]
+        cells = ((f"{one.loss[i]:.4f}", percent(None if one.error is None else one.error[i])) for one in curves)
+        rows.add_row(f"{t:.3f}", *chain.from_iterable(cells))
+    words = text(describe_barrier(found), style="bold")
     if found.without_reset is not None and found.reset_data is not None:
-        on = f"on {found.reset_data.samples:,} training images"
-        words = [
-            Text(f"BatchNorm reset {on}: {describe_barrier(found)}", style="bold"),
-            Text(f"without reset: {describe_barrier(found.without_reset)}"),
-        ]
-    notices = [Text(note, style="yellow") for note in notes]
-    terminal().print(spaced(Text(head, style="bold"), table, Text("\n").join(words), *notices))
+        on = f"BatchNorm reset on {found.reset_data.samples:,} training images"
+        words = text(
+            (f"{on}: {describe_barrier(found)}\n", "bold"), f"without reset: {describe_barrier(found.without_reset)}"
+        )
+    show(text(head, style="bold"), rows, words, lines(notes, "yellow"))
 
 
 def describe_barrier(found: Barrier) -> str:
     """Both barriers in words."""
-    error = "" if found.error_barrier is None else f", error barrier {_share(found.error_barrier)}"
+    error = "" if found.error_barrier is None else f", error barrier {percent(found.error_barrier)}"
     return f"loss barrier {found.loss_barrier:.4f} at t = {found.worst:.3f}{error}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2%}"

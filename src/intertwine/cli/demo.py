@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,40 +14,139 @@ from typing import TYPE_CHECKING, Any
 
 from intertwine.cli.arguments import add_exit_codes, add_json
 from intertwine.cli.inspect import certificate_verdict, symmetry_header, wire_tree
-from intertwine.cli.output import ReportProgress, duration, print_json, progress, spaced, subprogress, terminal
+from intertwine.cli.output import (
+    ProgressCallback,
+    duration,
+    lines,
+    print_json,
+    progress,
+    show,
+    subprogress,
+    table,
+    terminal,
+    text,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     from intertwine.lab.study.running import Study
     from intertwine.symmetry.symmetry import Certificate
 
-# ----------------------------------------------------------------------------------------------------
-# Arguments of `intertwine demo`.
+PLAN = Path(__file__).with_name("demo.toml")
+NAME = "one of the networks"
+TRAINED, FINISHED = 0.25, 0.95  # the approximate share of the time after training, and after all tasks
+LINE_WIDTH = 100  # of running text
+WHY = (
+    "Each network alone is good, and the network half-way between the weights of two is not. The same happens between "
+    "a network and its own moved copy, which compute one function: what looks like distance between weights can be a "
+    "difference in order, scale and sign alone. Aligning takes that part away; the statistics of BatchNorm have to be "
+    "re-estimated for the network between."
+)
 
 
 def add(command: ArgumentParser) -> None:
     """Give the parser its arguments."""
     command.description = (
-        "Train three small networks on 1,797 real handwritten digits, find and prove their symmetry, align, average, "
-        "compare, stitch, fold and dissect them, and write a report that opens from disk. The plan is left beside the "
-        "report. A second run into the same folder does only what is missing and writes the report again; delete "
-        "the folder to begin anew."
+        "Train three small networks on 1,797 real handwritten digits, find and certify their symmetry, align, average, "
+        "compare, stitch, fold and dissect them, and write a report that opens from disk. The plan is copied beside "
+        "the report. A second run into the same folder does only what is missing and writes the report again; delete "
+        "the folder to start anew."
     )
     add_exit_codes(command, "a certificate or a task fails")
-    command.add_argument("--out", metavar="DIR", default="out", help="where the report goes (default: out)")
+    command.add_argument("--out", metavar="DIR", default="out", help="the folder of the report (default: out)")
     add_json(command)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the demo says in short: the numbers of its study that tell the story, picked out of the table of results.
+def run(options: Namespace) -> int:
+    """Carry out the command; 1 when a certificate or a task fails."""
+    from intertwine.lab.report.page import write as write_report
+    from intertwine.lab.study.executors.resources import torch_threads
+
+    start, out = time.monotonic(), Path(options.out)
+    # Networks this small run fastest on one core, and many times slower when several threads wait for a busy one.
+    with torch_threads(1), progress("reading the plan") as bar:
+        step = with_time_left(bar)
+        study = run_demo_study(out, step)
+        step("writing the report", FINISHED)
+        shown, certificate = _symmetry(study, out / "symmetry.svg")
+        report = write_report(study, out / "report.html")
+    findings = DemoFindings(study.frame().to_dicts())
+    seconds = time.monotonic() - start
+    if options.json:
+        print_json({
+            "report": str(report), "picture": str(report.with_name("symmetry.svg")), "study": str(study.folder),
+            "tasks": study.tasks, "run": study.run, "failed": len(study.errors), "certified": findings.certified(),
+            "seconds": round(seconds, 1), "found": {finding.name: finding.value for finding in findings.all()},
+        })  # fmt: skip
+    else:
+        done = f"{study.plan.name}: {study.run} of {study.tasks} tasks in {seconds:.0f} s"
+        if not study.run:
+            done = f"all {study.tasks} tasks were done before; delete {study.folder.parent} to start anew"
+        rows = table("", "", left=(), header=False)
+        rows.columns[0].justify = "left"
+        for finding in findings.all():
+            rows.add_row(finding.name, text(str(finding), style="bold"))
+        failed = (f"failed: {error.strip().splitlines()[-1]}" for error in study.errors.values())
+        show(*shown, text(done), rows, text("\n".join(wrap(WHY, LINE_WIDTH))), lines(failed, "red"))
+        terminal().print(text(f"\nthe report is {report}: open it in a browser", style="bold"))
+    return 0 if certificate.ok and findings.certified() and not study.errors else 1
+
+
+def run_demo_study(out: Path, progress: ProgressCallback) -> Study:
+    """Train the networks and run the plan, or what is missing of both; leave a copy of the plan for the reader."""
+    from intertwine.files import write_text
+    from intertwine.lab.study.plan import read_plan
+    from intertwine.lab.study.running import run as run_study
+    from intertwine.lab.study.store import Store
+    from intertwine.lab.study.zoos import known_zoos, missing_trainings
+
+    plan, folder, copy = read_plan(PLAN), out / "study", out / PLAN.name
+    with Store(folder, plan.name, plan.to_dict()):  # the folder of another plan is refused before anything is written
+        write_text(copy, PLAN.read_text(encoding="utf-8"))
+        training, tasks = subprogress(progress, 0.0, TRAINED), subprogress(progress, TRAINED, FINISHED)
+        for zoo in missing_trainings(plan, known_zoos(plan, folder)):
+            zoo.run(lambda p: training("training the networks", p.done))
+    return run_study(
+        copy, out=folder, progress=lambda p: tasks(f"{p.done} of {p.total} tasks: {p.doing}", p.done / p.total)
+    )
+
+
+def with_time_left(progress: ProgressCallback) -> ProgressCallback:
+    """The same callback with an estimate of the time left beside the current step."""
+    start = time.monotonic()
+
+    def update(doing: str, part: float) -> None:
+        left = f", {duration((time.monotonic() - start) * (1 - part) / part)} left" if part else ""
+        progress(doing + left, part)
+
+    return update
+
+
+def _symmetry(study: Study, drawing: Path) -> tuple[list[Text | Group], Certificate]:
+    """The symmetry of the first network for the terminal, its certificate, and its picture in a file."""
+    from intertwine.files import write_text
+    from intertwine.lab.report.wire_graph import wire_graph
+    from intertwine.lab.study.zoos import NetworkCache, known_zoos
+    from intertwine.symmetry.symmetry import symmetry
+
+    (name, zoo) = next(iter(known_zoos(study.plan, study.folder).items()))
+    cache = NetworkCache({name: str(zoo.folder)})
+    model = cache.network(name, zoo.seeds[0])
+    x = cache.example(name, model)
+    certificate = symmetry(model, x).certify(model, x)
+    found = certificate.symmetry
+    write_text(drawing, wire_graph(found, model, NAME))
+    return [symmetry_header(NAME, found, model), wire_tree(found), certificate_verdict(certificate)], certificate
+
+
+# -- The findings ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DemoFinding:
-    """One number and what it is. `share`: it is a fraction, to be written in percent."""
+    """A number with its name. `share`: it is a fraction, shown in percent."""
 
     name: str
     value: float
@@ -59,7 +158,7 @@ class DemoFinding:
 
 @dataclass(frozen=True)
 class DemoFindings:
-    """The results of a study as records; the pair of networks that the story is about is the first of them."""
+    """The numbers of the demo's study that summarise it; pairs of networks are those of the first two."""
 
     records: list[dict[str, Any]]
 
@@ -85,21 +184,21 @@ class DemoFindings:
         errors = [r for r in self.records if r["quantity"] == "certificate_error"]
         return bool(errors) and all(r["value"] is not None and r["note"] is None for r in errors)
 
-    def told(self) -> list[DemoFinding]:
-        """The story in numbers."""
+    def all(self) -> list[DemoFinding]:
+        """All findings, in the order in which they are shown."""
         return [*self._accuracies(), *self._averages(), *self._features(), *self._smaller()]
 
-    def _accuracies(self) -> Iterable[DemoFinding]:
+    def _accuracies(self) -> Iterator[DemoFinding]:
         for r in self.records:
             if r["verb"] == "accuracy":
                 yield DemoFinding(f"accuracy of network {network_letter(self.networks.index(r['a']))}", r["value"])
 
-    def _averages(self) -> Iterable[DemoFinding]:
-        """Half-way between two networks: as they are, moved onto each other, and with their statistics mended."""
+    def _averages(self) -> Iterator[DemoFinding]:
+        """Half-way between two networks: as they are, aligned, and with BatchNorm statistics re-estimated."""
         ways: Mapping[str, tuple[str, bool]] = {
             "average of A and B": ("none", False),
             "average of A and B, aligned": ("activations", False),
-            "average of A and B, aligned and BatchNorm's statistics taken again": ("activations", True),
+            "average of A and B, aligned, BatchNorm statistics re-estimated": ("activations", True),
         }
         for name, (method, reset) in ways.items():
             line = self.chosen("barrier", "error", method=method, reset=reset)
@@ -108,21 +207,22 @@ class DemoFindings:
             found = self.chosen("canonical", quantity)
             yield from (DemoFinding(f"average of A and A {name}", r["value"]) for r in found)
 
-    def _features(self) -> Iterable[DemoFinding]:
-        """What the networks have in common, layer by layer."""
-        for name, method in (("the average", "none"), ("the aligned average", "activations")):
+    def _features(self) -> Iterator[DemoFinding]:
+        """Similarity of the networks, layer by layer."""
+        for name, method in (("average", "none"), ("aligned average", "activations")):
             far = [r["value"] for r in self.chosen("connectivity", "llfc", method=method)]
             if far:
-                yield DemoFinding(f"features of {name} off the average of features (LLFC)", sum(far) / len(far), False)
+                yield DemoFinding(f"LLFC error of the {name}, mean over layers", sum(far) / len(far), False)
         alike = max(self.chosen("compare", "linear_cka"), key=lambda r: r["value"], default=None)
         if alike:
-            yield DemoFinding(f"most alike: {alike['layer']} and {alike['other_layer']} (CKA)", alike["value"], False)
+            name = f"most similar layers: {alike['layer']} and {alike['other_layer']} (CKA)"
+            yield DemoFinding(name, alike["value"], False)
         for name, family in (("as they are", "identity"), ("by order and scale", "relu"), ("linearly", "linear")):
             lost = [r["value"] for r in self.chosen("stitch", "penalty", family=family)]
             if lost:
                 yield DemoFinding(f"accuracy lost by stitching A to B {name}, at the worst layer", max(lost))
 
-    def _smaller(self) -> Iterable[DemoFinding]:
+    def _smaller(self) -> Iterator[DemoFinding]:
         """The smallest folded network that is at most one percent worse."""
         curve = self.chosen("fold", "accuracy", method="fold_to")
         whole = max((r["value"] for r in curve if r["index"] == 1.0), default=0.0)
@@ -133,130 +233,9 @@ class DemoFindings:
 
 
 def network_letter(number: int) -> str:
-    """The name of a network in the story.
+    """The name of a network in the findings.
 
     >>> network_letter(0), network_letter(2)
     ('A', 'C')
     """
     return chr(ord("A") + number)
-
-
-# ----------------------------------------------------------------------------------------------------
-# `intertwine demo`: the plan demo.toml, run on real handwritten digits; its report, and in short what it found.
-
-
-PLAN = Path(__file__).with_name("demo.toml")
-NAME = "one of the networks"
-TRAINED, WORKED = 0.25, 0.95  # of the whole time, about: when the networks are there, and when the tasks are done
-PROSE = 100  # letters in a line of running text
-WHY = (
-    "Each network alone is good, and the network half-way between the weights of two is not. The same happens between "
-    "a network and its own moved copy, which compute one function: what looks like distance between weights can be a "
-    "difference in order, scale and sign alone. Aligning takes that part away; what BatchNorm knows of the "
-    "features has to be measured again for the network between."
-)
-
-
-def run(options: Namespace) -> int:
-    """Carry out the command; 1 when a certificate or a task fails."""
-    from rich.text import Text
-
-    from intertwine.lab.report.page import write as write_report
-    from intertwine.lab.study.executors.resources import torch_threads
-
-    start, out = time.monotonic(), Path(options.out)
-    # Networks this small run fastest on one core, and many times slower when several threads wait for a busy one.
-    with torch_threads(1), progress("reading the plan") as bar:
-        tell = with_time_left(bar)
-        study = run_demo_study(out, tell)
-        tell("writing the report", WORKED)
-        shown, held = _symmetry(study, out / "symmetry.svg")
-        report = write_report(study, out / "report.html")
-    findings = DemoFindings(study.frame().to_dicts())
-    seconds = time.monotonic() - start
-    if options.json:
-        _print_json(study, findings, report, seconds)
-    else:
-        terminal().print(spaced(*shown, Text(_done(study, seconds)), _table(findings), *_words(study)))
-        terminal().print(Text(f"\nthe report is {report}: open it in a browser", style="bold"))
-    return 0 if held.ok and findings.certified() and not study.errors else 1
-
-
-def run_demo_study(out: Path, tell: ReportProgress) -> Study:
-    """Train the networks and run the plan, or what is missing of both; a copy of the plan is left for the reader."""
-    from intertwine.files import write_text
-    from intertwine.lab.study.plan import read_plan
-    from intertwine.lab.study.running import run as run_study
-    from intertwine.lab.study.store import Store
-    from intertwine.lab.study.zoos import known_zoos, missing_trainings
-
-    plan, folder, copy = read_plan(PLAN), out / "study", out / PLAN.name
-    with Store(folder, plan.name, plan.to_dict()):  # a folder of another plan is refused before anything is written
-        write_text(copy, PLAN.read_text(encoding="utf-8"))
-        training, working = subprogress(tell, 0.0, TRAINED), subprogress(tell, TRAINED, WORKED)
-        for zoo in missing_trainings(plan, known_zoos(plan, folder)):
-            zoo.run(lambda p: training("training the networks", p.done))
-    return run_study(
-        copy, out=folder, progress=lambda p: working(f"{p.done} of {p.total} tasks: {p.doing}", p.done / p.total)
-    )
-
-
-def with_time_left(tell: ReportProgress) -> ReportProgress:
-    """The same, with the time left beside what is being done, as the time so far suggests."""
-    start = time.monotonic()
-
-    def told(doing: str, part: float) -> None:
-        left = f", {duration((time.monotonic() - start) * (1 - part) / part)} left" if part else ""
-        tell(doing + left, part)
-
-    return told
-
-
-def _symmetry(study: Study, drawing: Path) -> tuple[list[Text | Group], Certificate]:
-    """The symmetry of the first network as the terminal shows it, its certificate, and its picture in a file."""
-    from intertwine.files import write_text
-    from intertwine.lab.report.wire_graph import wire_graph
-    from intertwine.lab.study.zoos import NetworkCache, known_zoos
-    from intertwine.symmetry.symmetry import symmetry
-
-    (name, zoo) = next(iter(known_zoos(study.plan, study.folder).items()))
-    bench = NetworkCache({name: str(zoo.folder)})
-    model = bench.network(name, zoo.seeds[0])
-    x = bench.example(name, model)
-    held = symmetry(model, x).certify(model, x)
-    write_text(drawing, wire_graph(held.symmetry, model, NAME))
-    return [symmetry_header(NAME, held.symmetry, model), wire_tree(held.symmetry), certificate_verdict(held)], held
-
-
-def _done(study: Study, seconds: float) -> str:
-    if not study.run:
-        return f"all {study.tasks} tasks were done before; delete {study.folder.parent} to begin anew"
-    return f"{study.plan.name}: {study.run} of {study.tasks} tasks in {seconds:.0f} s"
-
-
-def _table(findings: DemoFindings) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = Table(box=None, show_header=False, pad_edge=False)
-    rows.add_column()
-    rows.add_column(justify="right")
-    for finding in findings.told():
-        rows.add_row(finding.name, Text(str(finding), style="bold"))
-    return rows
-
-
-def _words(study: Study) -> list[Text]:
-    from rich.text import Text
-
-    failed = [Text(f"failed: {error.strip().splitlines()[-1]}", style="red") for error in study.errors.values()]
-    return [Text("\n".join(wrap(WHY, PROSE))), *failed]
-
-
-def _print_json(study: Study, findings: DemoFindings, report: Path, seconds: float) -> None:
-    told = {
-        "report": str(report), "picture": str(report.with_name("symmetry.svg")), "study": str(study.folder),
-        "tasks": study.tasks, "run": study.run, "failed": len(study.errors), "certified": findings.certified(),
-        "seconds": round(seconds, 1), "found": {finding.name: finding.value for finding in findings.told()},
-    }  # fmt: skip
-    print_json(told)

@@ -1,12 +1,11 @@
-"""What commands on several networks work with: the networks and the images, as the user named them."""
+"""The networks and images that commands on several networks work on, as the user named them."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from intertwine.errors import InputError
 
@@ -28,90 +27,66 @@ class ImageSplits:
 def load_networks(
     names: Sequence[str], weights: Sequence[str | None], inputs: Sequence[str], images: ImageSplits | Dataset | None
 ) -> list[Loaded]:
-    """The networks, ready to be called with the inputs the user wrote, else with an image, else with their own."""
+    """The networks, to be called with the inputs that the user wrote, else with an image, else with their own."""
     from intertwine.checkpoints import load
+    from intertwine.lab.zoo.sources import training_data
 
     if images is None or inputs:
         return [load(name, file, inputs) for name, file in zip(names, weights, strict=True)]
     shape = "x".join(map(str, (1, *images.shape)))
-    return [load(name, file, [shape], _other_data(name, images)) for name, file in zip(names, weights, strict=True)]
-
-
-def _other_data(name: str, images: ImageSplits | Dataset) -> str:
-    """What to do where a network cannot read the images."""
-    learnt = zoo_data(name)
-    known = "" if learnt is None else f", such as {learnt['name']}, which it learnt on"
-    return f"That is the shape of an image of {images.name}: choose a data set that it can read by --data{known}."
+    loaded = []
+    for name, file in zip(names, weights, strict=True):
+        data = training_data(name)
+        known = "" if data is None else f", such as {data['name']}, which it was trained on"
+        advice = f"That is the shape of an image of {images.name}: choose a data set that fits it by --data{known}."
+        loaded.append(load(name, file, [shape], advice))
+    return loaded
 
 
 def require_batch_norm(loaded: Loaded) -> None:
-    """Refuse a reset of statistics that there are none of."""
+    """Refuse --reset where there are no BatchNorm statistics."""
     from intertwine.data.batchnorm import batch_norms
 
     if not batch_norms(loaded.model):
         raise InputError(
-            f"--reset was given, but {loaded.name} has no BatchNorm with running statistics. Leave it out."
+            f"--reset needs a BatchNorm with running statistics, and {loaded.name} has none. Leave it out."
         )
 
 
 def read_images(options: Namespace, names: Sequence[str]) -> ImageSplits | None:
-    """The images that were asked for, seen as the networks saw them where these come from a zoo that learnt on them."""
+    """The images of --data, normalised as in the training of those networks that come from a zoo trained on them."""
     from intertwine.lab.zoo.datasets.loading import data as find_data
+    from intertwine.lab.zoo.sources import training_data
 
     if options.data is None:
         if options.data_folder is not None:
-            raise InputError(f"--data-folder {options.data_folder} was given without a data set. Add --data NAME.")
+            raise InputError(f"--data-folder {options.data_folder} is given without a data set. Add --data NAME.")
         return None
     data = find_data(options.data, options.data_folder)
-    seen = _normalisations(names, data.checksum)
-    if len(seen) > 1:
-        words = " and ".join(f"mean {mean}, std {std}" for mean, std in sorted(seen))
+    trained_on = [found for name in names if (found := training_data(name)) and found["checksum"] == data.checksum]
+    normalisations = {(tuple(map(float, found["mean"])), tuple(map(float, found["std"]))) for found in trained_on}
+    if len(normalisations) > 1:
+        words = " and ".join(f"mean {mean}, std {std}" for mean, std in sorted(normalisations))
         raise InputError(
-            f"The networks learnt {data.name} under different normalisations ({words}), so no image is the same to all "
-            "of them. Take networks of one zoo."
+            f"The networks were trained on {data.name} under different normalisations ({words}), so no image is the "
+            "same to all of them. Take networks of one zoo."
         )
-    for mean, std in seen:
+    for mean, std in normalisations:
         data = data.normalised(mean, std)
     few = data.spread(options.samples)
     return ImageSplits(data.name, data.shape, *(_even(few, part, options.batch) for part in ("train", "test")))
 
 
 def split_training_images(images: ImageSplits) -> tuple[Batches, Batches]:
-    """The training images in two parts that share none: those to look at, and as many to choose by. No test image."""
+    """The training images in two disjoint halves: to fold with, and to measure accuracy on. No test image."""
     from intertwine.lab.zoo.datasets.dataset import Dataset
 
     data, most = images.train.dataset, images.train.size
     even, odd = ((data.images[k::2], data.labels[k::2]) for k in (0, 1))
     if not len(odd[1]):
-        raise InputError(f"One training image of {data.name} cannot be set apart from itself. Allow more by --samples.")
+        raise InputError(f"One training image of {data.name} cannot be split into two halves. Allow more by --samples.")
     parts = Dataset.of(data.name, even, odd, data.mean, data.std, data.classes)
     return _even(parts, "train", most), _even(parts, "test", most)
-
-
-def require_data(what: str) -> NoReturn:
-    """Refuse what cannot be done without images."""
-    raise InputError(f"{what}, and no data was given. Add --data NAME, such as --data digits.")
-
-
-def zoo_data(name: str) -> Mapping[str, Any] | None:
-    """The data that a network learnt, by its manifest, where it is named by a zoo's folder; None for other names."""
-    from intertwine.checkpoints.sources import SOURCES
-    from intertwine.lab.zoo.manifest import MANIFEST_FILE as MANIFEST
-    from intertwine.lab.zoo.manifest import read_manifest
-
-    source, _, _ = name.partition(":")
-    folder = Path(name.rpartition(":")[0])
-    return read_manifest(folder).plan.data if source not in SOURCES and (folder / MANIFEST).is_file() else None
-
-
-def _normalisations(names: Sequence[str], checksum: str) -> set[tuple[tuple[float, ...], tuple[float, ...]]]:
-    """(mean, std) under which the networks of zoos learnt the data with this checksum."""
-    learnt = [data for name in names if (data := zoo_data(name)) is not None]
-    return {
-        (tuple(map(float, data["mean"])), tuple(map(float, data["std"])))
-        for data in learnt
-        if data["checksum"] == checksum
-    }
 
 
 def _even(data: Dataset, split: str, most: int) -> Batches:

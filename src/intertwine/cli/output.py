@@ -1,13 +1,11 @@
-"""What commands write: tables in the terminal, progress on standard error, one JSON document, pictures, and an output
-folder held for one run.
-"""
+"""The output of commands: text and tables in the terminal, progress on standard error, one JSON document, pictures."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,18 +13,22 @@ from typing import TYPE_CHECKING, Any
 from intertwine.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group
+    from matplotlib.figure import Figure
+    from rich.console import Console, RenderableType
     from rich.progress import Progress as Bar
     from rich.progress import ProgressColumn, TextColumn
     from rich.table import Table
     from rich.text import Text
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+#: What the name of a picture may end in.
+PICTURES = (".svg", ".png")
+#: The same for --svg.
+SVG = (".svg",)
+ProgressCallback = Callable[[str, float], None]  # what is being done, and the share of all work that is finished
+StatusCallback = Callable[[str], None]
 
 
-# ----------------------------------------------------------------------------------------------------
-# The one JSON document that a command prints when it is asked to by --json.
+# -- Standard output ---------------------------------------------------------------------------------------------------
 
 
 def print_json(value: Any) -> None:
@@ -39,7 +41,7 @@ def print_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The value with numbers that JSON has no word for written as text."""
+    """The value with NaN and infinities, which JSON lacks, written as text."""
     if isinstance(value, dict):
         return {key: _plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -47,117 +49,53 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a long command shows while it works: what is being done, as a bar or a spinner. Words are shown as they are.
-#
-# Only the command line owns the terminal. Names and paths of the user may hold what rich would read as markup: [x], [/x].
-
-
-ReportProgress = Callable[[str, float], None]
-ReportStatus = Callable[[str], None]
-
-
-def error_console() -> Console:
-    """Standard error, for what is no result."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
-
-
-@contextmanager
-def status(first: str) -> Iterator[ReportStatus]:
-    """A spinner on standard error that goes when the work is done; gives what to call with what is being done."""
-    from rich.text import Text
-
-    with error_console().status(Text(first)) as shown:
-        yield lambda doing: shown.update(Text(doing))
-
-
-def progress_bar(*columns: ProgressColumn) -> Bar:
-    """A bar on standard error that goes when the work is done; in a file or pipe nothing, not even an empty line."""
-    from rich.progress import Progress as Bar
-
-    console = error_console()
-    return Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-def text_column(form: str) -> TextColumn:
-    """A column of a bar, such as `{task.description}`."""
-    from rich.progress import TextColumn
-
-    return TextColumn(form, markup=False)
-
-
-@contextmanager
-def progress(first: str) -> Iterator[ReportProgress]:
-    """A bar on standard error that goes when the work is done; gives what to call with (doing, part behind)."""
-    from rich.progress import BarColumn, TimeElapsedColumn
-
-    columns = (text_column("{task.description}"), BarColumn(), text_column("{task.percentage:>3.0f}%"))
-    with progress_bar(*columns, TimeElapsedColumn()) as shown:
-        task = shown.add_task(first, total=1.0)
-        yield lambda doing, part: shown.update(task, description=doing, completed=part)
-
-
-def subprogress(tell: ReportProgress, start: float, end: float) -> ReportProgress:
-    """The same bar for a part of the work that has its own 0 to 1.
-
-    >>> subprogress(print, 0.2, 0.6)("folding", 0.5)
-    folding 0.4
-    """
-    return lambda doing, part: tell(doing, start + (end - start) * part)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Pictures that commands write: which kinds there are, and the file itself.
-
-
-KINDS = (".svg", ".png")
-#: What --svg takes.
-SVG = (".svg",)
-
-
-def check_picture(path: str | None, kinds: Sequence[str] = KINDS) -> None:
-    """Refuse a name whose ending is no picture of these kinds, before any work is done."""
-    if path is not None and Path(path).suffix.lower() not in kinds:
-        raise InputError(f"A picture was to be written to {path}. Choose a name that ends in {' or '.join(kinds)}.")
-
-
-def save_picture(figure: Figure, path: str) -> None:
-    """Write a picture, with the folders it lies in."""
-    from intertwine.files import atomic_write
-
-    with atomic_write(path) as file:
-        figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The folder that a command writes into: held for its run alone, and refused before any work where it cannot be.
-
-
-@contextmanager
-def exclusive_folder(out: str | None) -> Iterator[None]:
-    """The folder for this run alone; what would fail behind all the work is refused now."""
-    from intertwine.figures import new_figure
-    from intertwine.files import folder_lock
-
-    if out is None:
-        yield
-        return
-    new_figure(1, 1)
-    with folder_lock(Path(out)):
-        yield
-
-
 def terminal() -> Console:
-    """Standard output, words as they are: a path may hold [x]. Lines stay whole when it goes into a file or a pipe."""
+    """Standard output without markup, since a path may hold `[x]`; lines are not wrapped in a file or a pipe."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 1000)
 
 
+def show(*parts: RenderableType | None) -> None:
+    """Print the parts that are not None, with an empty line between them."""
+    from rich.console import Group
+
+    shown = [item for part in parts if part is not None for item in (part, text(""))]
+    terminal().print(Group(*shown[:-1]))
+
+
+def text(*parts: str | Text | tuple[str, str], style: str = "") -> Text:
+    """A text of parts, each plain or with a style of its own."""
+    from rich.text import Text
+
+    return Text.assemble(*parts, style=style)
+
+
+def lines(parts: Iterable[str | Text], style: str = "") -> Text | None:
+    """The parts as lines; None where there are none."""
+    from rich.text import Text
+
+    found = [Text(part, style=style) if isinstance(part, str) else part for part in parts]
+    return Text("\n").join(found) if found else None
+
+
+def wrote(*paths: str | Path | None) -> Text | None:
+    """A line for each file that was written; None where there is none."""
+    return lines(f"wrote {path}" for path in paths if path)
+
+
+def table(*heads: str, left: Collection[str] = (), header: bool = True, **options: Any) -> Table:
+    """A table without borders, its columns aligned to the right but for those named in `left`."""
+    from rich.table import Table
+
+    found = Table(box=None, pad_edge=False, header_style="dim", show_header=header)
+    for head in heads:
+        found.add_column(head, justify="left" if head in left else "right", **options)
+    return found
+
+
 def duration(seconds: float) -> str:
-    """Time left, as short as it can be said.
+    """Seconds in a short form.
 
     >>> duration(42.0), duration(600.0), duration(9000.0)
     ('42 s', '10 min', '2.5 h')
@@ -175,10 +113,102 @@ def human_count(count: int) -> str:
     return str(count)
 
 
-def spaced(*parts: Text | Group | Table) -> Group:
-    """Parts with an empty line between them."""
-    from rich.console import Group
-    from rich.text import Text
+def percent(share: float | None, digits: int = 2) -> str:
+    """A share in percent; a dash where there is none.
 
-    lines = [line for part in parts for line in (part, Text(""))]
-    return Group(*lines[:-1])
+    >>> percent(0.9), percent(None)
+    ('90.00%', '–')
+    """
+    return "–" if share is None else f"{share:.{digits}%}"
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> count_of(1, "wire"), count_of(2, "wire")
+    ('1 wire', '2 wires')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+# -- Progress on standard error ----------------------------------------------------------------------------------------
+
+
+def error_console() -> Console:
+    """Standard error without markup."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def status(first: str) -> Iterator[StatusCallback]:
+    """A spinner that disappears when the work is done; yields the callback for the current step."""
+    with error_console().status(text(first)) as shown:
+        yield lambda doing: shown.update(text(doing))
+
+
+def progress_bar(*columns: ProgressColumn) -> Bar:
+    """A bar that disappears when the work is done; nothing at all in a file or a pipe."""
+    from rich.progress import Progress as Bar
+
+    console = error_console()
+    return Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def text_column(form: str) -> TextColumn:
+    """A column of a bar, such as `{task.description}`."""
+    from rich.progress import TextColumn
+
+    return TextColumn(form, markup=False)
+
+
+@contextmanager
+def progress(first: str) -> Iterator[ProgressCallback]:
+    """A bar that disappears when the work is done; yields the callback for the current step and the finished share."""
+    from rich.progress import BarColumn, TimeElapsedColumn
+
+    columns = (text_column("{task.description}"), BarColumn(), text_column("{task.percentage:>3.0f}%"))
+    with progress_bar(*columns, TimeElapsedColumn()) as shown:
+        task = shown.add_task(first, total=1.0)
+        yield lambda doing, part: shown.update(task, description=doing, completed=part)
+
+
+def subprogress(progress: ProgressCallback, start: float, end: float) -> ProgressCallback:
+    """The callback for a part of the work that counts from 0 to 1 itself.
+
+    >>> subprogress(print, 0.2, 0.6)("folding", 0.5)
+    folding 0.4
+    """
+    return lambda doing, part: progress(doing, start + (end - start) * part)
+
+
+# -- Files -------------------------------------------------------------------------------------------------------------
+
+
+def check_picture(path: str | None, kinds: Sequence[str] = PICTURES) -> None:
+    """Refuse a picture of an unknown kind before any work is done."""
+    if path is not None and Path(path).suffix.lower() not in kinds:
+        raise InputError(f"Unknown kind of picture {path}. Choose a name that ends in {' or '.join(kinds)}.")
+
+
+def save_picture(figure: Figure, path: str | Path) -> None:
+    """Write a picture, with its folders."""
+    from intertwine.files import atomic_write
+
+    with atomic_write(path) as file:
+        figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
+
+
+@contextmanager
+def exclusive_folder(out: str | None) -> Iterator[None]:
+    """Locks the output folder for this run, and fails before the work where it could not be written or drawn."""
+    from intertwine.figures import new_figure
+    from intertwine.files import folder_lock
+
+    if out is None:
+        yield
+        return
+    new_figure(1, 1)
+    with folder_lock(Path(out)):
+        yield

@@ -8,20 +8,13 @@ from pathlib import Path
 from intertwine.cli.arguments import add_json
 from intertwine.cli.output import print_json, terminal
 
-# ----------------------------------------------------------------------------------------------------
-# Arguments of `intertwine report`.
-
 
 def add(command: ArgumentParser) -> None:
     """Give the parser its arguments."""
     command.description = "Write the results of a study as one HTML file that opens from disk."
-    command.add_argument("folder", metavar="FOLDER", help="of the study, as `intertwine study run` names it")
+    command.add_argument("folder", metavar="FOLDER", help="the folder of the study, as `intertwine study run` names it")
     command.add_argument("--out", metavar="FILE", help="the HTML file (default report.html in the folder)")
     add_json(command)
-
-
-# ----------------------------------------------------------------------------------------------------
-# `intertwine report FOLDER`: the results of a study as one HTML file.
 
 
 def run(options: Namespace) -> int:

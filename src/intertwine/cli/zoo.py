@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intertwine.cli.arguments import add_device, add_json, number, parse_option, positive, whole
-from intertwine.cli.output import duration, error_console, human_count, print_json, progress_bar, terminal, text_column
+from intertwine.cli.output import (
+    duration,
+    error_console,
+    human_count,
+    percent,
+    print_json,
+    progress_bar,
+    terminal,
+    text,
+    text_column,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,9 +28,6 @@ if TYPE_CHECKING:
     from intertwine.lab.zoo.manifest import Record
     from intertwine.lab.zoo.trainer import StackScore
     from intertwine.lab.zoo.training import TrainingProgress
-
-# ----------------------------------------------------------------------------------------------------
-# Arguments of `intertwine zoo`.
 
 
 def add(command: ArgumentParser) -> None:
@@ -34,23 +41,23 @@ def add(command: ArgumentParser) -> None:
     listing.add_argument("folder", metavar="DIR", nargs="?", help="a folder that `zoo train` wrote")
     testing = verbs.add_parser("evaluate", help="measure the accuracy of a zoo's networks again")
     testing.add_argument("folder", metavar="DIR", help="a folder that `zoo train` wrote")
-    testing.add_argument("--data-folder", metavar="DIR", help="where the data is (default: INTERTWINE_DATA)")
+    testing.add_argument("--data-folder", metavar="DIR", help="the folder of the data set (default: INTERTWINE_DATA)")
     add_device(testing)
-    fetching = verbs.add_parser("download", help="fetch a data set and check it")
+    fetching = verbs.add_parser("download", help="download a data set and check it")
     fetching.add_argument("name", metavar="NAME", help="mnist, fashion-mnist or cifar10")
-    fetching.add_argument("--folder", metavar="DIR", help="where it goes (default: the user's cache)")
+    fetching.add_argument("--folder", metavar="DIR", help="where to store it (default: the user's cache)")
     for verb in (listing, testing, fetching):
         add_json(verb)
 
 
 def _add_train(command: ArgumentParser) -> None:
     command.description = (
-        "Train one network per seed, many at once, each with its own start, data order and augmentation. A run that "
-        "was stopped goes on where it was when the same command is given again."
+        "Train one network per seed, many at once, each with its own initialisation, data order and augmentation. The "
+        "same command resumes a run that was stopped."
     )
     command.add_argument("architecture", metavar="NAME", help="see `intertwine zoo list`")
     command.add_argument("--data", metavar="NAME", default="digits", help="a data set (default: digits)")
-    command.add_argument("--data-folder", metavar="DIR", help="where it is (default: INTERTWINE_DATA)")
+    command.add_argument("--data-folder", metavar="DIR", help="the folder of the data set (default: INTERTWINE_DATA)")
     command.add_argument(
         "--seeds", metavar="A:B", default="0:8", help="seeds from A to below B, or A,B,C (default 0:8)"
     )
@@ -63,7 +70,7 @@ def _add_train(command: ArgumentParser) -> None:
     command.add_argument("--rate", metavar="R", type=number, help="learning rate, instead of the recipe's")
     command.add_argument("--spawn", metavar="N", type=whole, help="share the first N epochs, then split")
     command.add_argument(
-        "--option", metavar="NAME=VALUE", action="append", default=[], help="of the architecture; repeat it for several"
+        "--option", metavar="NAME=VALUE", action="append", default=[], help="an option of the architecture; repeatable"
     )
     add_device(command)
     command.add_argument(
@@ -75,27 +82,18 @@ def _add_train(command: ArgumentParser) -> None:
         "--score-every", metavar="N", type=positive, default=1, help="epochs between tests (default 1)"
     )
     command.add_argument(
-        "--select",
-        choices=("last", "best-on-test"),
-        default="last",
-        help="whose weights are kept (default: last epoch)",
+        "--select", choices=("last", "best-on-test"), default="last", help="which weights to keep (default: last epoch)"
     )
     add_json(command)
 
 
-# ----------------------------------------------------------------------------------------------------
-# `intertwine zoo train | list | evaluate | download`: networks from many seeds, and what they are trained on.
-
-
 def run(options: Namespace) -> int:
     """Carry out the command."""
-    return {"train": _train, "list": _list, "evaluate": _evaluate, "download": _download}[options.verb](options)
+    {"train": _train, "list": _list, "evaluate": _evaluate, "download": _download}[options.verb](options)
+    return 0
 
 
-# -- train -------------------------------------------------------------------------------------------------------------
-
-
-def _train(options: Namespace) -> int:
+def _train(options: Namespace) -> None:
     from rich.progress import BarColumn, TimeElapsedColumn
 
     from intertwine.lab.zoo.recipe import seeds
@@ -107,34 +105,30 @@ def _train(options: Namespace) -> int:
         text_column("{task.description}"), BarColumn(), text_column("{task.percentage:>3.0f}%"),
         text_column("{task.fields[accuracy]}"), TimeElapsedColumn(), text_column("{task.fields[left]}"),
     )  # fmt: skip
-    with progress_bar(*columns) as shown:
-        task = shown.add_task("reading the data", total=1.0, accuracy="", left="")
+    with progress_bar(*columns) as bar:
+        task = bar.add_task("reading the data", total=1.0, accuracy="", left="")
 
-        def show(progress: TrainingProgress) -> None:
-            first, last = progress.seeds[0], progress.seeds[-1]
+        def update(now: TrainingProgress) -> None:
+            first, last = now.seeds[0], now.seeds[-1]
             named = f"seed {first}" if first == last else f"seeds {first} to {last}"
-            shown.update(
-                task, completed=progress.done,
-                description=f"{named}, epoch {min(progress.epoch + 1, progress.epochs)} of {progress.epochs}",
-                accuracy="" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}",
-                left="" if progress.left is None else f"{duration(progress.left)} left",
+            bar.update(
+                task, completed=now.done,
+                description=f"{named}, epoch {min(now.epoch + 1, now.epochs)} of {now.epochs}",
+                accuracy="" if now.accuracy is None else f"accuracy {now.accuracy:.1%}",
+                left="" if now.left is None else f"{duration(now.left)} left",
             )  # fmt: skip
 
         zoo = train(
             options.architecture, seeds=seeds(options.seeds), data=options.data, out=options.out, recipe=options.recipe,
             options=dict(map(parse_option, options.option)), device=options.device, precision=options.precision,
             together=options.together, save_every=options.save_every, score_every=options.score_every,
-            select=options.select, data_folder=options.data_folder, report=show, **changes,
+            select=options.select, data_folder=options.data_folder, report=update, **changes,
         )  # fmt: skip
     _show(zoo, options.json)
-    return 0
 
 
-# -- list, evaluate, download ------------------------------------------------------------------------------------------
-
-
-def _list(options: Namespace) -> int:
-    import torch
+def _list(options: Namespace) -> None:
+    from torch import nn
 
     from intertwine.lab.zoo.folder import Zoo
     from intertwine.lab.zoo.manifest import read_manifest
@@ -143,78 +137,69 @@ def _list(options: Namespace) -> int:
         _list_names(options.json)
     else:
         place = Path(options.folder)
-        _show(Zoo(place, read_manifest(place), torch.nn.Module), options.json)  # no network is built for a list
-    return 0
+        _show(Zoo(place, read_manifest(place), nn.Module), options.json)  # no network is built for a list
 
 
 def _list_names(as_json: bool) -> None:
     import torch
-    from rich.text import Text
 
     from intertwine.lab.zoo.datasets.downloads import NAMES
     from intertwine.lab.zoo.networks.registry import architecture, architectures, build
     from intertwine.lab.zoo.recipe import RECIPES
 
     if as_json:
-        names = {"architectures": architectures(), "recipes": list(RECIPES), "data": NAMES}
-        print_json(names)
+        print_json({"architectures": architectures(), "recipes": list(RECIPES), "data": NAMES})
         return
     networks = _table("architecture", "parameters", "what it is")
     for name in architectures():
-        with torch.device("meta"):  # shapes alone are enough to count
+        with torch.device("meta"):  # shapes are enough to count
             parameters = sum(p.numel() for p in build(name).parameters())
         networks.add_row(name, human_count(parameters), architecture(name).about)
     recipes = _table("recipe", "epochs", "batch", "optimizer", "source")
     for recipe in RECIPES.values():
-        named = f"{recipe.optimizer} {recipe.rate:g}"
-        recipes.add_row(recipe.name, str(recipe.epochs), str(recipe.batch), named, recipe.source)
-    console = terminal()
-    console.print(networks, Text(), recipes, Text(), Text(f"data sets: {', '.join(NAMES)}"), sep="\n")
+        optimizer = f"{recipe.optimizer} {recipe.rate:g}"
+        recipes.add_row(recipe.name, str(recipe.epochs), str(recipe.batch), optimizer, recipe.source)
+    terminal().print(networks, text(), recipes, text(), text(f"data sets: {', '.join(NAMES)}"), sep="\n")
 
 
-def _show(zoo: Zoo, as_json: bool, again: StackScore | None = None) -> None:
-    """The networks of a zoo; `again` is what was measured now."""
-    from rich.text import Text
-
-    accuracies = [r.accuracy for r in zoo.records] if again is None else again.accuracy.tolist()
-    losses = [r.loss for r in zoo.records] if again is None else again.loss.tolist()
+def _show(zoo: Zoo, as_json: bool, measured: StackScore | None = None) -> None:
+    """The networks of a zoo; `measured`: their scores of now, shown beside those of the manifest."""
+    accuracies = [r.accuracy for r in zoo.records] if measured is None else measured.accuracy.tolist()
+    losses = [r.loss for r in zoo.records] if measured is None else measured.loss.tolist()
     if as_json:
-        rows = [_row(*parts, again is not None) for parts in zip(zoo.records, accuracies, losses, strict=True)]
+        rows = [_row(*parts, measured is not None) for parts in zip(zoo.records, accuracies, losses, strict=True)]
         print_json({"folder": str(zoo.folder), "networks": rows})
         return
     table = _table("seed", "accuracy", "loss", "best epoch", "seconds", "file")
-    if again is not None:
+    if measured is not None:
         table.add_column("in the manifest", justify="right")
-    for record, now, loss in zip(zoo.records, accuracies, losses, strict=True):
+    for record, accuracy, loss in zip(zoo.records, accuracies, losses, strict=True):
         best = f"{record.best_accuracy:.2%} at {record.best_epoch}"
-        row = [str(record.seed), f"{now:.2%}", f"{loss:.4f}", best, f"{record.seconds:.1f}", record.file]
-        table.add_row(*row, *([] if again is None else [f"{record.accuracy:.2%}"]))
+        row = [str(record.seed), percent(accuracy), f"{loss:.4f}", best, f"{record.seconds:.1f}", record.file]
+        table.add_row(*row, *([] if measured is None else [percent(record.accuracy)]))
     console = terminal()
-    console.print(Text(zoo.words(), style="bold"))
+    console.print(text(zoo.words(), style="bold"))
     if zoo.records:
         console.print(table)
     if len(accuracies) > 1:
         mean, spread = statistics.mean(accuracies), statistics.stdev(accuracies)
-        console.print(Text(f"mean accuracy {mean:.2%}, standard deviation {spread:.2%}", style="bold"))
+        console.print(text(f"mean accuracy {mean:.2%}, standard deviation {spread:.2%}", style="bold"))
 
 
-def _row(record: Record, accuracy: float, loss: float, again: bool) -> dict[str, Any]:
-    """One network; what the manifest says stands beside what was measured `again`."""
+def _row(record: Record, accuracy: float, loss: float, measured: bool) -> dict[str, Any]:
     row = {"seed": record.seed, "file": record.file, "accuracy": accuracy, "loss": loss}
     manifest = {"accuracy": record.accuracy, "loss": record.loss}
-    return row | ({"manifest": manifest} if again else {})
+    return row | ({"manifest": manifest} if measured else {})
 
 
-def _evaluate(options: Namespace) -> int:
+def _evaluate(options: Namespace) -> None:
     from intertwine.lab.zoo.folder import load
 
     zoo = load(options.folder)
-    score = zoo.evaluate(zoo.dataset(options.data_folder), options.device)
-    _show(zoo, options.json, score)
-    return 0
+    _show(zoo, options.json, zoo.evaluate(zoo.dataset(options.data_folder), options.device))
 
 
-def _download(options: Namespace) -> int:
+def _download(options: Namespace) -> None:
     from intertwine.lab.zoo.datasets.downloads import download
 
     place = download(options.name, Path(options.folder) if options.folder else None, error_console().print)
@@ -222,7 +207,6 @@ def _download(options: Namespace) -> int:
         print_json({"data": options.name, "folder": str(place)})
     else:
         sys.stdout.write(f"{place}\n")
-    return 0
 
 
 def _table(*heads: str) -> Table:
@@ -231,6 +215,6 @@ def _table(*heads: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for head in heads:
         number = head in ("parameters", "epochs", "batch", "seed")
-        typed = head in ("architecture", "recipe", "file")  # which must be there in full to be used
+        typed = head in ("architecture", "recipe", "file")  # names that the user types must not be cut
         table.add_column(head, justify="right" if number else "left", no_wrap=number or typed, overflow="fold")
     return table

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from intertwine.argument_types import finite_float
 from intertwine.errors import InputError, did_you_mean
 
 #: The choices of every option that is a word; the first is the default.
@@ -56,6 +55,8 @@ class Options:
     max_ratio: float | int | None = None
 
     def __post_init__(self) -> None:
+        from intertwine.argument_types import finite_float  # jaxtyping is slow to import, and --help reads CHOICES
+
         for name, known in CHOICES.items():
             value = getattr(self, name)
             check_word(name, value, known)
