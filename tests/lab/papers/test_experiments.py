@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import intertwine as it
 from intertwine.errors import InputError
 from intertwine.lab.papers import experiments
-from intertwine.lab.papers import plan as registry
+from intertwine.lab.papers import plan as plan_module
 from intertwine.lab.papers.experiments import PrintedNumber, claims, lines, summary
 from intertwine.lab.papers.plan import KINDS, Data, ExperimentKind, read_plan
 from intertwine.lab.papers.work import PublishedNetworks, Work, groups, networks_of, pairs, read_data, trained
@@ -84,10 +84,10 @@ KIND = ExperimentKind(
 @pytest.fixture
 def plan_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A plan of a kind that only this test has."""
-    module = type("module", (), {"KIND": KIND})
-    monkeypatch.setattr(registry, "KINDS", (*KINDS, "counting"))
-    real = registry.import_module
-    monkeypatch.setattr(registry, "import_module", lambda name: module if name.endswith(".counting") else real(name))
+    module = type("module", (), {"COUNTING": KIND})
+    monkeypatch.setattr(plan_module, "KINDS", KINDS | {"counting": ("counting", "COUNTING")})
+    real = plan_module.import_module
+    monkeypatch.setattr(plan_module, "import_module", lambda name: module if name.endswith(".counting") else real(name))
     file = tmp_path / "small.toml"
     file.write_text(PLAN.format(kind="counting"))
     return file

@@ -54,7 +54,7 @@ from intertwine.symmetry.symmetry import Symmetry
 # The kind `distances` on its tiny plan: 8×8 digits, 16 hidden nodes, five networks; and the result of a thousand.
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RESULT = ROOT / "experiments" / "results" / "sorensen-table1.paper.json"
 METHODS = [
     *("unsorted", "nodesort 1.001", "nodesort 1.1", "nodesort 2", "nodesort 10", "lexicographic"),

@@ -80,7 +80,7 @@ def test_pairs_of_different_networks_are_refused(tmp_path: Path) -> None:
 # The kind `dissection` on its tiny plans: one network of each kind, one epoch; and the results that were measured.
 
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 NAMES = ("godfrey-fig3", "godfrey-fig18", "godfrey-fig19")
 
 

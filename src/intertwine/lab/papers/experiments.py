@@ -20,7 +20,7 @@ import torch
 
 from intertwine.errors import InputError
 from intertwine.figures import wrapped_title
-from intertwine.files import atomic_write, write_json
+from intertwine.files import atomic_write, write_text
 from intertwine.lab.papers.plan import ExperimentPlan, Numbers, Row, SummaryValue, experiment_kind, read_plan
 from intertwine.lab.papers.work import Tell, Work
 from intertwine.version import VERSION
@@ -187,8 +187,10 @@ def _holds(claim: Mapping[str, Any], values: Sequence[float], bound: float | int
 PLACES = (Path(__file__).parents[4] / "experiments", Path(__file__).parents[2] / "experiments")
 
 
+#: Significant digits of the numbers in a result file.
+DIGITS = 6
 #: How a figure is written: the same bytes every time, titles of panels smaller than that of the figure.
-STYLE = {"svg.hashsalt": "intertwine", "font.size": 9, "axes.titlesize": 9}
+STYLE = {"svg.hashsalt": "intertwine", "svg.fonttype": "none", "font.size": 9, "axes.titlesize": 9}
 
 
 @dataclass(frozen=True)
@@ -219,9 +221,10 @@ class ExperimentResult:
         return {"manifest": self.manifest, "rows": self.rows}
 
     def save(self, file: str | Path) -> Path:
-        """Write the result file."""
+        """Write the result file: rows as tables, numbers with `DIGITS` significant digits."""
         path = Path(file)
-        write_json(path, self.to_dict())
+        found = {"manifest": self.manifest, "tables": list(_tables(self.rows))}
+        write_text(path, json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n")
         return path
 
     def plot(self, file: str | Path) -> Path:
@@ -236,6 +239,53 @@ class ExperimentResult:
             form = path.suffix.removeprefix(".") or "png"
             figure.savefig(part, format=form, metadata={"Date": None} if form == "svg" else None)
         return path
+
+
+def _tables(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Rows with the same entries as one table: the places of its rows, and its columns.
+
+    A column is the list of its values, of one where all agree; or its distinct values and which of them each row has.
+
+    >>> rows = [{"layer": "1", "loss": 0.12345678}, {"kept": 3}, {"layer": "1", "loss": 0.5}]
+    >>> list(_tables(rows))[0]
+    {'places': [0, 2], 'columns': {'layer': [['1']], 'loss': [[0.123457, 0.5]]}}
+    >>> _rows(list(_tables(rows)))[1:]
+    [{'kept': 3}, {'layer': '1', 'loss': 0.5}]
+    """
+    tables: dict[tuple[str, ...], list[int]] = {}
+    for place, row in enumerate(rows):
+        tables.setdefault(tuple(row), []).append(place)
+    for entries, places in tables.items():
+        yield {"places": places, "columns": {name: _column([rows[i][name] for i in places]) for name in entries}}
+
+
+def _column(values: Sequence[Any]) -> list[list[Any]]:
+    texts = [json.dumps(_rounded(value)) for value in values]
+    distinct = list(dict.fromkeys(texts))
+    index = [] if len(distinct) == 1 else list(map({text: i for i, text in enumerate(distinct)}.get, texts))
+    if sum(map(len, distinct)) + len(json.dumps(index)) > sum(map(len, texts)):
+        return [list(map(json.loads, texts))]
+    return [list(map(json.loads, distinct)), *([index] if index else [])]
+
+
+def _rows(tables: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The rows of `_tables`, each in its place."""
+    found: dict[int, Row] = {}
+    for table in tables:
+        places = table["places"]
+        full = {}
+        for name, (values, *index) in table["columns"].items():
+            full[name] = [values[i] for i in index[0]] if index else values * (len(places) if len(values) == 1 else 1)
+        found |= {place: {name: column[i] for name, column in full.items()} for i, place in enumerate(places)}
+    return [found[place] for place in sorted(found)]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def plans_folder() -> Path:
@@ -318,8 +368,8 @@ def read_result(file: str | Path) -> ExperimentResult:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         experiment_kind(found["manifest"]["plan"]["kind"])
-        return ExperimentResult(found["manifest"], found["rows"])
+        return ExperimentResult(found["manifest"], found["rows"] if "rows" in found else _rows(found["tables"]))
     except FileNotFoundError as error:
         raise InputError(f"The result {path} was to be read, which does not exist. Run its experiment.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"{path} is not the result of an experiment. Run the experiment again.") from error

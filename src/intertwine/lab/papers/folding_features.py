@@ -54,7 +54,7 @@ def unpack(packed: dict[str, Any]) -> NDArray[np.float64]:
     return np.frombuffer(b64decode(packed["bytes"]), np.uint8).reshape(packed["shape"]) / 255
 
 
-def coarse(table: NDArray[np.float64], most: int = 96) -> NDArray[np.float64]:
+def coarse(table: NDArray[np.float64], most: int = 48) -> NDArray[np.float64]:
     """A square table with at most so many rows: means of blocks where it has more.
 
     >>> coarse(np.arange(16.0).reshape(4, 4), 2).tolist()
@@ -230,7 +230,11 @@ MOST_COMPARED = 4
 
 
 def group_rows(work: Work, model: nn.Module, settings: FoldingSettings) -> Iterator[Row]:
-    """Per rule and β: a row per group and image with the picture of its map, and one with how alike maps are."""
+    """Per rule and β: a row per group and image, and one with how alike maps are.
+
+    What the figure shows is in the rows as pictures: the maps of the first rule and β that has groups, and their images.
+    """
+    drawn: dict[str, Any] | None = None
     placed = model.to(work.device)
     responses, labels = _responses(placed, work, settings.layer)
     wanted = _classes(work, settings)
@@ -248,8 +252,10 @@ def group_rows(work: Work, model: nn.Module, settings: FoldingSettings) -> Itera
             for number, group in enumerate(chosen):
                 maps = guided_backprop(placed, settings.layer, group, images).maps
                 for image, name, map_ in zip(images, names, maps, strict=True):
-                    pictures = {"image": pack(scaled_image(image)), "map": pack(scaled_map(map_))}
+                    pictures = {"map": pack(scaled_map(map_))} if drawn in (None, about) else {}
+                    pictures |= {"image": pack(scaled_image(image))} if pictures and number == 0 else {}
                     yield about | {"group": number, "features": len(group), "class": name} | pictures
+            drawn = drawn or about
 
 
 def _responses(model: nn.Module, work: Work, layer: str) -> tuple[Tensor, Tensor]:

@@ -166,7 +166,7 @@ LARGE = 1000
 
 
 def run(work: Work) -> list[Row]:
-    """The rows of all pairs."""
+    """The rows of all pairs. The matrices of the first are kept where the figure shows them."""
 
     def matrices(pair: NetworkPair) -> bool:
         return work.plan.settings.matrices and pair.number == 0
@@ -175,7 +175,12 @@ def run(work: Work) -> list[Row]:
         models = work.network(pair.front), work.network(pair.back)
         yield from PairStitches(work.plan.settings, models, work.placed, folder, matrices(pair)).rows()
 
-    return work.per_pair(find, lambda pair: {"matrices": matrices(pair)})
+    rows = work.per_pair(find, lambda pair: {"matrices": matrices(pair)})
+    shown = figures.shown_matrices(rows)
+    for row in rows:
+        if not any(row is one for one in shown):
+            row.pop("matrix", None)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,7 @@ class PairStitches:
             if row.get("trace_every"):
                 row["history"] = stitch.to_dict()["history"]
             if self.matrices:
-                row["matrix"] = [[round(value, 5) for value in line] for line in stitch.matrix.tolist()]
+                row["matrix"] = [[round(value, 3) for value in line] for line in stitch.matrix.tolist()]
             if self.asked.cka_images:
                 row |= likeness(stitch, self.data, self.asked.cka_images)
             yield row

@@ -142,7 +142,7 @@ def sparsity(plan: PlanTable, rows: Sequence[Row]) -> Figure:
 
     Each strength λ has a marker of its own: where maps are alike, words beside them would lie on each other.
     """
-    what, matrices = plan["settings"]["what"], by([row for row in rows if "matrix" in row], label_of)
+    what, matrices = plan["settings"]["what"], shown_matrices(rows)
     across = 2 if len(places(rows)) > 2 else MAX_COLUMNS
     figure, axes, below = panels(rows, more=len(matrices), across=across)
     marks = _marks(rows)
@@ -156,13 +156,21 @@ def sparsity(plan: PlanTable, rows: Sequence[Row]) -> Figure:
         axes[place].margins(x=0.06, y=0.08)
     for name, mark in marks.items():
         next(iter(axes.values())).plot([], [], mark, color="0.4", markersize=5, label=name)
-    for panel, (place, some) in zip(below, matrices.items(), strict=True):
-        row = max(some, key=lambda row: (row["family"].startswith("sparse"), row["fit"] == "task", row["sparsity"]))
+    for panel, row in zip(below, matrices, strict=True):
         edge = max(abs(value) for line in row["matrix"] for value in line) or 1
         panel.imshow(row["matrix"], cmap="RdBu_r", vmin=-edge, vmax=edge, interpolation="nearest")
-        panel.set_title(f"layer {place}, {family_name(row)}: {row['sparsity']:.0%} zeros", fontsize=8)
+        panel.set_title(f"layer {row['label']}, {family_name(row)}: {row['sparsity']:.0%} zeros", fontsize=8)
     legend_below(figure)
     return figure
+
+
+def shown_matrices(rows: Sequence[Row]) -> list[Row]:
+    """Per place, the row whose matrix the figure shows: the sparsest of those trained with a penalty."""
+    found = by([row for row in rows if "matrix" in row], label_of)
+    return [
+        max(some, key=lambda row: (row["family"].startswith("sparse"), row["fit"] == "task", row["sparsity"]))
+        for some in found.values()
+    ]
 
 
 def _marks(rows: Sequence[Row]) -> dict[str, str]:
