@@ -47,7 +47,7 @@ docs: $(VENV)/.installed-dev  ## regenerate the generated pages from the result 
 	$(BIN)/python docs/stitching_figures.py
 	$(BIN)/python docs/folding_figures.py
 	$(BIN)/python docs/inspection_figures.py
-	$(BIN)/intertwine reproduce --draw experiments/results/sorensen-table1.paper.json --plot docs/images/thesis-table1.svg
+	$(BIN)/python docs/reproduction.py --figures
 	$(BIN)/python docs/architecture_figure.py
 	$(BIN)/python docs/results.py
 	$(BIN)/python docs/benchmarks.py
@@ -55,6 +55,7 @@ docs: $(VENV)/.installed-dev  ## regenerate the generated pages from the result 
 	$(BIN)/python examples/compare_checkpoints.py docs/images
 	$(BIN)/python examples/merge_models.py docs/images
 	$(BIN)/python examples/shrink_model.py docs/images
+	$(BIN)/python docs/figures.py docs/images/wires.svg docs/images/compare_checkpoints.png docs/images/merge_models.png docs/images/shrink_model.png
 
 site: $(VENV)/.installed-dev  ## build the documentation, build/site/index.html, without a network
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -E -d build/site-cache docs build/site

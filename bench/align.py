@@ -25,11 +25,10 @@ import torch
 from align_planted import measure_planted
 from align_quality import METHODS, Setting, measure_pair, pairs_of, with_unit_lengths
 from align_speed import measure_speed
-from machine import stamped
+from machine import stamped, write_results
 
 import intertwine as it
 from intertwine.cli.arguments import parse_option
-from intertwine.files import write_json
 from intertwine.lab.papers.work import PublishedNetworks
 from intertwine.lab.zoo.recipe import seeds
 
@@ -106,7 +105,7 @@ def keep(results: Path, part: str, rows: list[dict[str, Any]], same: tuple[str, 
     held = json.loads(results.read_text()) if results.exists() else {}
     new = [[row.get(key) for key in same] for row in rows]
     held[part] = [row for row in held.get(part, []) if [row.get(key) for key in same] not in new] + rows
-    write_json(results, stamped(held, made or part))
+    write_results(results, stamped(held, made or part))
 
 
 def page(results: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from machine import header
+from machine import header, write_results
 from torch import Tensor, nn
 
 from intertwine.align.align import align
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             tasks.append((image_task(plan, options.data), 1))
         rows = [row for task, pairs in tasks for p in range(pairs) for row in measure(task, plan, (2 * p, 2 * p + 1))]
         known = list({_key(row): row for row in [*known, *rows]}.values())
-        options.out.write_text(json.dumps(known, indent=1) + "\n")
+        write_results(options.out, known)
     else:
         print(page(known))
 

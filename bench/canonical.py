@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from machine import stamped
+from machine import stamped, write_results
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
@@ -253,9 +253,7 @@ def _counts(what: str, every: list[dict[str, Any]]) -> list[str]:
 
 def write(path: Path, results: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_results(path, results)
 
 
 def main() -> None:

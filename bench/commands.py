@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import stamped
+from machine import stamped, write_results
 
 RESULTS = Path(__file__).parent / "results" / "commands.json"
 INTERTWINE = (sys.executable, "-m", "intertwine.cli")
@@ -71,14 +71,13 @@ def main() -> None:
     asked.add_argument("--rounds", type=int, default=3, help="how often each help is asked for (default: %(default)s)")
     asked.add_argument("--results", type=Path, default=RESULTS)
     chosen = asked.parse_args()
-    from intertwine.files import write_json
 
     helps = []
     for row in measure_help(chosen.rounds):
         print(f"{row['command']:40} {row['slowest_s']:.3f} s", flush=True)
         helps.append(row)
     results = {"help": helps, "bare_start_s": bare_start(chosen.rounds), "demo": measure_demo()}
-    write_json(chosen.results, stamped(results, "commands"))
+    write_results(chosen.results, stamped(results, "commands"))
     print(f"demo {results['demo']['seconds']:.0f} s, its report {results['demo']['report_mb']:.1f} MB")
 
 

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from machine import stamped
+from machine import stamped, write_results
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -119,7 +119,7 @@ def run(
         with lock:
             seen.add(f"{source}/{name}")
             results[f"{source}/{name}"] = row
-            path.write_text(json.dumps(stamped({"models": results}, "coverage"), indent=1, ensure_ascii=False) + "\n")
+            write_results(path, stamped({"models": results}, "coverage"))
             done += 1
             left = (time.perf_counter() - start) / done * (len(todo) - done)
             print(f"[{done}/{len(todo)}, about {left / 60:.0f} min left] {source}/{name}: {verdict(row)}", flush=True)

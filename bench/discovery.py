@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from machine import stamped
+from machine import stamped, write_results
 
 RESULTS = Path(__file__).parent / "results" / "discovery.json"
 
@@ -105,7 +104,7 @@ def main() -> int:
     results = stamped({"rows": rows}, "discovery")
     print(page(results))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(results, indent=1) + "\n")
+    write_results(options.out, results)
     return 0
 
 

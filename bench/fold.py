@@ -22,10 +22,9 @@ from typing import Any
 import torch
 from fold_curves import BETAS, METHODS, SHARES, measure, opened, settings
 from fold_speed import measure_large, measure_printed
-from machine import stamped
+from machine import stamped, write_results
 
 import intertwine as it
-from intertwine.files import write_json
 from intertwine.lab.zoo.recipe import recipe, seeds
 
 RESULTS = Path(__file__).parent / "results" / "fold.json"
@@ -112,7 +111,7 @@ def keep(results: Path, part: str, row: dict[str, Any]) -> None:
     """Put a row into the file, in place of one of the same thing."""
     held = read(results)
     held[part] = [old for old in held.get(part, []) if _key(part, old) != _key(part, row)] + [row]
-    write_json(results, stamped(held, f"curves {_network(row)}" if part == "curves" else part))
+    write_results(results, stamped(held, f"curves {_network(row)}" if part == "curves" else part))
 
 
 def page(results: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ once, with the smallest network like it under `--shrink`. The exit status is 1 w
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import warnings
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from machine import stamped
+from machine import stamped, write_results
 
 LOW_COVERAGE = 0.2
 BAD = ("crashed", "silently wrong")
@@ -95,7 +94,7 @@ def main() -> int:
     _print(summary)
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(stamped(summary, "fuzz"), indent=2) + "\n", encoding="utf-8")
+        write_results(arguments.out, stamped(summary, "fuzz"))
     return int(any(tally.outcomes[outcome] for outcome in BAD))
 
 

@@ -8,13 +8,12 @@ Needs torch with CUDA and torchvision; everything else the core needs is torch, 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from machine import stamped
+from machine import stamped, write_results
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 
@@ -79,7 +78,7 @@ def main() -> int:
             print(row, flush=True)
             torch.cuda.empty_cache()
     found = stamped({"torch": torch.__version__, "present": present, "rows": rows}, "gpu")
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_results(options.out, found)
     return 0
 
 

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import stamped
+from machine import stamped, write_results
 from torch import Tensor, nn
 
-from intertwine.files import write_json
 from intertwine.inspect.concepts import ConceptData
 from intertwine.inspect.dissect import dissect
 from intertwine.inspect.rotation import haar, planes
@@ -130,7 +129,7 @@ def main() -> None:
         same = {(row["what"], row["threads"]) for row in new}
         kept = [row for row in results.get(chosen.part, []) if (row["what"], row["threads"]) not in same]
         results = stamped(results | {chosen.part: [*kept, *new]}, chosen.part)
-        write_json(chosen.results, results)
+        write_results(chosen.results, results)
     print(page(results))
 
 

@@ -9,6 +9,7 @@ docs/benchmarks.py reads it back with `made_of`. Nothing heavy is imported until
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
@@ -43,6 +44,21 @@ def stamped(results: Mapping[str, Any], part: str) -> dict[str, Any]:
     ['command', 'date', 'machine', 'version']
     """
     return {**results, "made": results.get("made", {}) | {part: header()}}
+
+
+def write_results(file: Path, results: Mapping[str, Any] | list[Any]) -> None:
+    """Write a file of results without indentation; numbers have seven significant digits."""
+    from intertwine.files import write_text
+
+    write_text(file, json.dumps(_rounded(results), ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def command(words: Iterable[str]) -> str:

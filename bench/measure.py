@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 
 import intertwine as it
-from intertwine.files import write_json
 from intertwine.lab.zoo.group import initial
 from intertwine.lab.zoo.networks.registry import build, relu_paths
 
 sys.path.insert(0, str(Path(__file__).parent))
-from machine import stamped
+from machine import stamped, write_results
 
 RESULTS = Path(__file__).parent / "results" / "measure.json"
 PEER = """
@@ -191,7 +190,7 @@ def main() -> None:
     elif chosen.part == "layers":
         results["layers"] = layer_matrix(chosen.images, 250, chosen.peers)
     if chosen.part != "page":
-        write_json(chosen.results, stamped(results | about, chosen.part))
+        write_results(chosen.results, stamped(results | about, chosen.part))
     print(page([*results.get("rows", []), *results.get("layers", [])]))
 
 

@@ -22,7 +22,7 @@ from intertwine.measure.kernel_cka import relu_cka
 from intertwine.measure.kernels.max_gram import max_gram
 
 sys.path.insert(0, str(Path(__file__).parent))
-from machine import stamped
+from machine import stamped, write_results
 
 RESULTS = Path(__file__).parent / "results" / "measure_gpu.json"
 SIZES = ((10_000, 64, 32), (10_000, 512, 8))  # samples, channels, side of the images
@@ -111,7 +111,7 @@ def main() -> None:
     options.add_argument("--results", type=Path, default=RESULTS)
     chosen = options.parse_args()
     results = stamped({"rows": [measure(*size) for size in SIZES]}, "gpu")
-    chosen.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_results(chosen.results, results)
     print(page(results))
 
 

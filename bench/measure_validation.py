@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import stamped
+from machine import stamped, write_results
 
 import intertwine as it
-from intertwine.files import write_json
 from intertwine.lab.measure_benchmark.benchmark import score_measure
 from intertwine.lab.measure_benchmark.networks import benchmark_networks
 
@@ -65,7 +64,7 @@ def main() -> None:
         found = score_measure(measure, on)
         rows.append(found.to_dict() | {"seconds": round(time.perf_counter() - start, 2)})
         print(json.dumps({"measure": measure.name, "seconds": rows[-1]["seconds"]}), flush=True)
-        write_json(chosen.results, stamped({"rows": rows, **about}, "validation"))
+        write_results(chosen.results, stamped({"rows": rows, **about}, "validation"))
     print(table(rows))
 
 

@@ -25,6 +25,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from machine import write_results
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from mutants import Mutant, mutants, sample
@@ -119,7 +121,7 @@ def keep(room: str, entry: dict[str, Any]) -> None:
         held = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
         held[room] = {**held.get(room, {}), **entry}
         ordered = {name: held[name] for name in [*ROOMS, *held] if name in held}
-        RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_results(RESULTS, ordered)
     RESULTS.with_suffix(".lock").unlink(missing_ok=True)
 
 

@@ -25,7 +25,7 @@ import reliability_files
 import reliability_luck
 import reliability_models
 import torch
-from machine import header, made_on
+from machine import header, made_on, write_results
 from reliability_trial import Trial, tried
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ def keep(row: Mapping[str, Any], names: Sequence[str]) -> None:
     results = kept()
     rows = {one["name"]: one for one in [*results["rows"], {**row, "made": header()}]}
     results = {"rows": [rows[name] for name in names if name in rows]}
-    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_results(RESULTS, results)
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import stamped
+from machine import stamped, write_results
 from stitch_page import RESULTS, page
 from torch import nn
 
 import intertwine as it
 from intertwine.data.batches import on_device_of
-from intertwine.files import write_json
 from intertwine.lab.papers.work import PublishedNetworks
 from intertwine.lab.zoo.augment import TrainingBatches
 from intertwine.lab.zoo.networks.registry import architecture, architectures, build, relu_paths
@@ -252,7 +251,7 @@ def keep(results: Path, rows: list[dict[str, Any]]) -> None:
     held = json.loads(results.read_text()) if results.exists() else {"rows": []}
     new = [[row.get(key) for key in same] for row in rows]
     held["rows"] = [row for row in held["rows"] if [row.get(key) for key in same] not in new] + rows
-    write_json(results, stamped(held, rows[0]["part"]))
+    write_results(results, stamped(held, rows[0]["part"]))
 
 
 # -- command line -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from machine import header
+from machine import header, write_results
 
 # torch, and all that brings it along, is imported inside functions: every worker process reads this file again, and the
 # time that takes would count as overhead.
@@ -84,13 +84,12 @@ def about(load: float) -> dict[str, Any]:
 
 def kept(results: Path, part: str, found: list[dict[str, Any]], made: Mapping[str, Any]) -> dict[str, Any]:
     """Everything measured so far, with a part of it measured anew, in the file too."""
-    from intertwine.files import write_json
 
     held = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {"rows": [], "made": {}}
     others = [row for row in held["rows"] if row["part"] != part]
     all_rows = sorted([*others, *({"part": part} | row for row in found)], key=lambda row: PARTS.index(row["part"]))
     whole = {"rows": all_rows, "made": held["made"] | {part: made}}
-    write_json(results, whole)
+    write_results(results, whole)
     return whole
 
 

@@ -19,12 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import stamped
+from machine import stamped, write_results
 from zoo_cpu import measure_cpu
 from zoo_gpu import measure_kernels, measure_speed
 
 from intertwine.cli.arguments import parse_option
-from intertwine.files import write_json
 from intertwine.lab.zoo.recipe import recipe, seeds
 from intertwine.lab.zoo.training import train
 
@@ -159,7 +158,7 @@ def main() -> None:
             _keep(results, "accuracy", measure_accuracy(chosen), ("architecture", "options", "recipe"))
     if chosen.part != "page":
         results = stamped(results, _made(chosen))
-        write_json(chosen.results, results)
+        write_results(chosen.results, results)
     print(page(results))
 
 

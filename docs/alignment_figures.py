@@ -13,7 +13,7 @@ import torch
 
 mpl.use("svg")
 import matplotlib.pyplot as plt
-from figures import IMAGES, STEADY
+from figures import IMAGES, STEADY, save_figure
 from matplotlib.figure import Figure
 
 import intertwine as it
@@ -36,7 +36,7 @@ def draw(folder: Path) -> None:
         before, after = (matched_correlations(a, m, test, x) for m in (b, moved))
         figure = after.plot(before)
         _explain(figure, after)
-        figure.savefig(folder / "matching.svg", format="svg", metadata={"Date": None})
+        save_figure(figure, folder / "matching.svg")
 
 
 def _explain(figure: Figure, found: MatchedCorrelations) -> None:
@@ -66,11 +66,10 @@ def _summary(a: torch.nn.Module, b: torch.nn.Module, moved: torch.nn.Module, tes
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    save_figure(figure, path)
     plt.close(figure)
 
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     draw(IMAGES)
-    print("wrote alignment.svg, matching.svg")

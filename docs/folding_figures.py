@@ -20,7 +20,7 @@ import torch
 
 mpl.use("svg")
 import matplotlib.pyplot as plt
-from figures import IMAGES, STEADY
+from figures import IMAGES, STEADY, save_figure
 
 import intertwine as it
 from intertwine.fold.clustering import fold_kmeans
@@ -175,8 +175,7 @@ def right_answers(model: torch.nn.Module, test: Any) -> float:
 
 
 def save(folder: Path, name: str, figure: Any) -> None:
-    figure.savefig(folder / f"folding_{name}.svg", format="svg", metadata={"Date": None})
-    print(f"wrote folding_{name}.svg")
+    save_figure(figure, folder / f"folding_{name}.svg")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 mpl.use("svg")
 import matplotlib.pyplot as plt
-from figures import IMAGES, STEADY
+from figures import IMAGES, STEADY, save_figure, small_palette
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -114,7 +114,7 @@ def draw(path: Path) -> None:
         draw_units(left.subplots(), found)
         right = figure.add_gridspec(1, 1, left=0.7, right=0.97, bottom=0.11, top=0.77)
         draw_line(right.subplots(), found)
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        save_figure(figure, path, largest=60_000)  # the first picture of the README stays sharp at any size
         plt.close(figure)
 
 
@@ -129,6 +129,7 @@ def photograph(report: Path, path: Path) -> None:
         page.evaluate("window.scrollTo(0, document.getElementById('similarity-h').offsetTop - 110)")
         page.screenshot(path=path)
         browser.close()
+    small_palette(path)
 
 
 if __name__ == "__main__":
@@ -136,4 +137,3 @@ if __name__ == "__main__":
     draw(IMAGES / "front.svg")
     for report in sys.argv[1:]:
         photograph(Path(report), IMAGES / "report.png")
-    print("wrote front.svg", *("report.png" for _ in sys.argv[1:]))

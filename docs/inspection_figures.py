@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 mpl.use("svg")
-from figures import IMAGES, STEADY
+from figures import IMAGES, STEADY, save_figure
 from inspection_tables import RESULTS, read_rows
 
 import intertwine as it
@@ -44,8 +44,7 @@ INSIDE = "layer3.2.relu1"
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    figure.savefig(folder / f"inspection_{name}.svg", format="svg", metadata={"Date": None})
-    print(f"wrote inspection_{name}.svg")
+    save_figure(figure, folder / f"inspection_{name}.svg")
 
 
 # -- rotations ---------------------------------------------------------------------------------------------------------

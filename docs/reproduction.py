@@ -67,12 +67,16 @@ carries it out, `intertwine reproduce --list` shows them all. At scale `paper` t
 MNIST show that the way works.
 
 This page is written by `python docs/reproduction.py` from the result files under
-`experiments/results/`; no number on it was typed by hand. *Printed* is the paper's number,
-*ours* the mean and one standard deviation over pairs or networks. Two numbers agree when they lie no further apart
-than two deviations, the paper's and ours taken together, and what the printed number was rounded by; where the paper
-gives no deviation, ours alone counts, and where ours is of one pair too, there is no verdict. Results of
-scale `gpu` are compared with the printed numbers all the same; a sentence below the table says where fewer epochs are
-the reason for a difference. Networks and rows that experiments share count to the time of the first of them.
+`experiments/results/`; no number on it was typed by hand. A result file holds the rows behind the numbers and the
+figure with six significant digits; heat maps in it are coarse, and maps that no figure shows are left out. The
+command below each heading makes all of it again; `intertwine reproduce --draw FILE` draws the figure of a file.
+
+*Printed* is the paper's number, *ours* the mean and one standard deviation over pairs or networks. Two numbers agree
+when they lie no further apart than two deviations, the paper's and ours taken together, and what the printed number
+was rounded by; where the paper gives no deviation, ours alone counts, and where ours is of one pair too, there is no
+verdict. Results of scale `gpu` are compared with the printed numbers all the same; a sentence below the table says
+where fewer epochs are the reason for a difference. Networks and rows that experiments share count to the time of the
+first of them.
 """
 
 
@@ -162,8 +166,8 @@ def _section(name: str, plan: ExperimentPlan, result: ExperimentResult | None) -
         yield ""
         yield SMALL
         yield ""
-    if (FIGURES / f"{name}.svg").is_file():
-        yield f"![{plan.title}](images/reproduction/{name}.svg)"
+    for picture in sorted(FIGURES.glob(f"{name}.*")):
+        yield f"![{plan.title}](images/reproduction/{picture.name})"
         yield ""
     yield _how(result)
     yield ""
@@ -254,8 +258,10 @@ def main() -> None:
     options = parser.parse_args()
     found = results()
     if options.figures:
+        from figures import save_compact  # beside this file
+
         for name, result in found.items():
-            result.plot(FIGURES / f"{name}.svg")
+            save_compact(result.plot, FIGURES / f"{name}.svg")
     PAGE.write_text(page(found), encoding="utf-8")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib as mpl
 
 mpl.use("svg")
-from figures import IMAGES, STEADY
+from figures import IMAGES, STEADY, save_figure
 
 import intertwine as it
 from intertwine.figures import wrapped_title
@@ -35,11 +35,11 @@ def draw(folder: Path) -> None:
         many = it.stitches(*pairs[0], CUTS, FAMILIES, fit="direct", **shared)
         figure = type(many)(found).plot()
         wrapped_title(figure, f"What a stitch costs in accuracy, by layer and family: {len(pairs)} pairs")
-        figure.savefig(folder / "stitching.svg", format="svg", metadata={"Date": None})
+        save_figure(figure, folder / "stitching.svg")
         one = it.stitch(
             *pairs[0], "4", "linear", epochs=9, score_every=1, trace_every=4, targets="soft", rate=3e-3, **shared
         )
-        one.plot().savefig(folder / "stitch.svg", format="svg", metadata={"Date": None})
+        save_figure(one.plot(), folder / "stitch.svg")
 
 
 if __name__ == "__main__":

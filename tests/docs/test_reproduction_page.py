@@ -39,7 +39,7 @@ def test_every_experiment_is_on_the_page_with_its_figure_or_the_command() -> Non
         section = PAGE.partition(f"### {name}\n")[2].partition("\n### ")[0]
         assert f"intertwine reproduce {name} --scale" in section
         if "Not run" not in section:
-            (picture,) = re.findall(r"\]\((images/reproduction/.*?\.svg)\)", section)
+            (picture,) = re.findall(r"\]\((images/reproduction/.*?\.(?:svg|png))\)", section)
             assert (DOCS / picture).stat().st_size > 1000
 
 

@@ -370,6 +370,11 @@ def read_result(file: str | Path) -> ExperimentResult:
         experiment_kind(found["manifest"]["plan"]["kind"])
         return ExperimentResult(found["manifest"], found["rows"] if "rows" in found else _rows(found["tables"]))
     except FileNotFoundError as error:
-        raise InputError(f"The result {path} was to be read, which does not exist. Run its experiment.") from error
+        name, _, scale = path.stem.partition(".")
+        command = f"intertwine reproduce {name or 'NAME'} --scale {scale or 'paper'}"
+        raise InputError(
+            f"The result {path} does not exist. Results of the papers' experiments are not installed with the package: "
+            f"they are in a checkout of the project under experiments/results, or `{command}` makes one."
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"{path} is not the result of an experiment. Run the experiment again.") from error
