@@ -66,7 +66,7 @@ def test_a_result_is_drawn_and_shown_beside_the_printed_numbers(
     said = capsys.readouterr().out
     assert figure.read_bytes().startswith(b"\x89PNG")
     (line,) = (line for line in said.splitlines() if line.startswith("sorted, p = 10 ") and "W₂ mean" in line)
-    assert line.split()[-4:] == ["0.15", "+0.00387", "499500", "agrees"]
+    assert line.split()[-4:] == ["0.15", "+0.00383", "499500", "agrees"]
     assert "✓ Among 1000 trained networks, none were found to have distance 0" in said
     assert "✗ And a meaningful one it is" in said
     assert said.count("The thesis gives neither p nor the training") == 1, "each explanation once"
