@@ -44,7 +44,7 @@ def program(code: str, *arguments: str) -> dict[str, Any]:
         from intertwine.lab.study.store import Store
         from intertwine.lab.study.records import COLUMNS, FinishedTask, ResultRow
         PLAN = {PLAN!r}
-        def one(key): return Finished(key, {{'verb': 'compare'}}, (Row('cka', 0.5),), 0.5)
+        def one(key): return FinishedTask(key, {{'verb': 'compare'}}, (ResultRow('cka', 0.5),), 0.5)
     """
     command = [sys.executable, "-c", textwrap.dedent(start) + textwrap.dedent(code), *arguments]
     return {"args": command, "env": {**os.environ, "PYTHONPATH": str(SOURCE)}}

@@ -144,7 +144,7 @@ def test_the_page_asks_for_nothing(text: str, tree: Tree) -> None:
 
 
 def test_the_policy_allows_our_script_alone(tree: Tree) -> None:
-    script = files("intertwine.report.study").joinpath("study.js").read_text("utf-8")
+    script = files("intertwine.lab.report").joinpath("study.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = next(a["content"] for tag, a in tree.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
@@ -395,7 +395,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
 def test_colours_can_be_told_from_the_paper(mode: int) -> None:
-    style = files("intertwine.report.study").joinpath("study.css").read_text("utf-8")
+    style = files("intertwine.lab.report").joinpath("study.css").read_text("utf-8")
     blocks = re.findall(r":root \{(.*?)\}", style, re.S)
     colours = dict(re.findall(r"(--[\w-]+): (#\w{6})", blocks[mode]))
 

@@ -33,7 +33,7 @@ from intertwine.lab.study.executors import executor
 from intertwine.lab.study.executors.base import Executor, Outcome, Serial
 from intertwine.lab.study.executors.pool import Processes
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[3]
 BOTH = pytest.mark.parametrize("runner", [Serial(), Processes(2)], ids=["serial", "processes"])
 
 
@@ -238,7 +238,7 @@ def script(folder: Path, code: str) -> Path:
     body = "\n".join(f"    {line}" for line in code.splitlines())
     file.write_text(
         "import os, signal, sys, time\nfrom executor_work import nap, spin, Noted\n"
-        "from intertwine.study.executors import Processes\nfrom pathlib import Path\n"
+        "from intertwine.lab.study.executors.pool import Processes\nfrom pathlib import Path\n"
         f"note = Path({str(folder / 'pids')!r})\nif __name__ == '__main__':\n{body}\n"
     )
     return file
@@ -246,7 +246,7 @@ def script(folder: Path, code: str) -> Path:
 
 def started(file: Path) -> subprocess.Popen[str]:
     """The script, running in a session of its own as it would in a terminal."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parent / "src")))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests/support", ROOT / "src")))}
     return subprocess.Popen(
         [sys.executable, str(file)], env=environment, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -99,7 +99,7 @@ for line in sys.stdin:
 @pytest.fixture
 def cluster() -> Iterator[subprocess.Popen[str]]:
     """Another process with a Ray of its own, which says its address first, and then the number of nodes when asked."""
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parents[2] / "support")}
     other = subprocess.Popen(
         [sys.executable, "-c", CLUSTER], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -309,7 +309,7 @@ def test_a_moved_network_is_found_again(zoo: Any, tmp_path: Path) -> None:
 
 
 def test_a_network_that_is_not_found_again_says_so(zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("intertwine.canonical.equivalence.equivalent", lambda *args, **options: None)
+    monkeypatch.setattr("intertwine.lab.study.verbs.equivalent", lambda *args, **options: None)
     frame = run(plan_of(zoo, Part("canonical", ("z",), networks=(0,))), out=tmp_path / "s").frame()
     (row,) = frame.filter(frame["quantity"] == "way_back_error").to_dicts()
     assert (row["value"], row["note"]) == (None, "no element was found that takes the moved network back")

@@ -24,7 +24,6 @@ from finished_tasks import PLAN, files, one, opened, program, records_of, run_sc
 from pages import DOCS, script
 
 from intertwine.errors import InputError
-from intertwine.lab.study import records
 from intertwine.lab.study import store as folder
 from intertwine.lab.study.records import COLUMNS, FinishedTask, Journal, ResultRow
 from intertwine.lab.study.store import Store
@@ -507,7 +506,7 @@ def test_tasks_are_stored_without_polars(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_benchmark_runs() -> None:
-    bench = script("study_store", Path(__file__).parents[2] / "bench")
+    bench = script("study_store", Path(__file__).parents[3] / "bench")
     measured = bench.measure(1000)
     assert len(measured) == 4
     assert bench.table(measured).count("\n") == 6
@@ -649,7 +648,7 @@ def test_a_journal_that_becomes_a_shard_meanwhile_is_seen(
 ) -> None:
     """After the journals were listed, after the shards were, and after it was seen that there is no shard of it."""
     writer, reader = opened(tmp_path), opened(tmp_path)
-    files_of, entries_of = reader._files, records.entries
+    files_of, entries_of = reader._files, folder.entries
 
     def listing(part: str) -> list[Path]:
         found = files_of(part)
@@ -658,7 +657,7 @@ def test_a_journal_that_becomes_a_shard_meanwhile_is_seen(
         return found
 
     def reading(path: Path, problems: list[str]) -> Iterator[bytes]:
-        monkeypatch.setattr(records, "entries", entries_of)
+        monkeypatch.setattr(folder, "entries", entries_of)
         writer.compact()
         assert not path.exists()
         return entries_of(path, problems)
@@ -668,7 +667,7 @@ def test_a_journal_that_becomes_a_shard_meanwhile_is_seen(
         before = reader.done()
         writer.add(one(key))
         if moment == "reading":
-            monkeypatch.setattr(records, "entries", reading)
+            monkeypatch.setattr(folder, "entries", reading)
         assert read() == before | {key}
     assert reader.frame()["key"].to_list() == ["a", "b", "c"]
 
@@ -678,11 +677,11 @@ def test_a_journal_that_becomes_a_shard_meanwhile_is_seen(
 
 ENDLESS = """
     store, name, every = Store(sys.argv[1], "mine", PLAN), sys.argv[2], int(sys.argv[3])
-    wide = tuple(Row("cka", i / 3, note=f"note {i}") for i in range(300))
+    wide = tuple(ResultRow("cka", i / 3, note=f"note {i}") for i in range(300))
     i = 0
     while True:
         key = f"{name}-{i}"
-        store.add(Finished(key, {"verb": "compare"}, wide, 0.5))
+        store.add(FinishedTask(key, {"verb": "compare"}, wide, 0.5))
         os.write(1, f"{key}\\n".encode())  # told only once add has returned
         i += 1
         if every and i % every == 0:
@@ -731,7 +730,7 @@ def test_a_kill_around_the_renaming_doubles_nothing(tmp_path: Path, moment: str,
         from pathlib import Path
         store = Store(sys.argv[1], "mine", PLAN)
         store.add(one("a"))
-        store.add(Finished("b", {"verb": "compare"}, (), 0.5, error="broke"))
+        store.add(FinishedTask("b", {"verb": "compare"}, (), 0.5, error="broke"))
         setattr(Path, sys.argv[2], lambda *ignored, **also: os.kill(os.getpid(), signal.SIGKILL))
         store.compact()
     """
