@@ -38,7 +38,7 @@ def files(folder: Path, part: str) -> list[str]:
 
 
 def program(code: str, *arguments: str) -> dict[str, Any]:
-    """What starts a program in a process of its own, with `Store`, `FinishedTask`, `ResultRow`, `one` and `PLAN` at hand."""
+    """The arguments that start a program in another process; it can use `Store`, `FinishedTask`, `one` and `PLAN`."""
     start = f"""
         import os, signal, sys
         from intertwine.lab.study.store import Store

@@ -171,7 +171,7 @@ def _add_lines(branch: Tree, lines: Sequence[OutlineLine], slots: bool) -> None:
         node = branch.add(shown)
         for slot in wire.slots if slots else ():
             node.add(text(str(slot), style="dim"))
-        _add_lines(node, line.fibres, slots)
+        _add_lines(node, line.dependents, slots)
 
 
 def frozen_axes(symmetry: Symmetry, every: bool = False) -> Group:

@@ -1,4 +1,4 @@
-"""The report of a study in a real browser: switches, slider, tables, CSV, commands, phone, dark mode, no script."""
+"""Tests of the report in a browser: switches, slider, tables, CSV, commands, phone, dark mode, no JavaScript."""
 
 import csv
 import re
@@ -28,7 +28,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def guard(route: Any, report: str, wrong: list[str]) -> None:
-    """Lets the report itself through; any other request is stopped and written down."""
+    """Allow requests for the report itself; block and record any other."""
     if route.request.url.split("#")[0] == report:
         route.continue_()
     else:
@@ -38,7 +38,7 @@ def guard(route: Any, report: str, wrong: list[str]) -> None:
 
 @pytest.fixture
 def opened(browser: Any, report: str) -> Iterator[Any]:
-    """Opens the report in a window of its own. Any other request, and any error of the script, fails the test."""
+    """Opens the report in a new window; another request or a script error fails the test."""
     contexts, wrong = [], []
 
     def open_report(**options: Any) -> Any:
@@ -59,14 +59,14 @@ def opened(browser: Any, report: str) -> Iterator[Any]:
 
 
 def seen(page: Any, section: str) -> Any:
-    """The pictures of a section that can be seen."""
+    """The visible pictures of a section."""
     return page.locator(f"#{section} figure:visible")
 
 
 IMAGE = '<img src="http://example.invalid/x.png">'
 
 
-def test_the_guard_sees_a_request(browser: Any, report: str) -> None:
+def test_the_guard_records_a_request(browser: Any, report: str) -> None:
     wrong: list[str] = []
     page = browser.new_context().new_page()
     page.route("**/*", lambda route: guard(route, report, wrong))
@@ -224,7 +224,7 @@ def test_a_phone_does_not_scroll_sideways(opened: Any, script: bool) -> None:
     wide = page.locator("body").bounding_box()
     assert wide is not None
     assert wide["width"] <= 390
-    session = page.context.new_cdp_session(page)  # asks the browser itself, so that it works without script too
+    session = page.context.new_cdp_session(page)  # asks the browser, which works without JavaScript too
     assert session.send("Page.getLayoutMetrics")["cssContentSize"]["width"] == 390
 
 
@@ -246,7 +246,7 @@ def test_dark_mode_is_dark_and_its_lines_bright(opened: Any) -> None:
         assert colour(dark, selector, what) > colour(light, selector, what) + 30
 
 
-def test_without_script_everything_is_there_and_no_dead_control(opened: Any) -> None:
+def test_without_script_everything_is_shown_and_no_controls(opened: Any) -> None:
     page = opened(java_script_enabled=False)
     assert seen(page, "similarity").count() == 6  # three measures of two pairs
     assert seen(page, "barrier").count() == 4
@@ -265,7 +265,7 @@ def test_without_script_everything_is_there_and_no_dead_control(opened: Any) -> 
     assert target.inner_text() == "intertwine fold zoo:cnn/cnn-0 --method weights --seed 0"
 
 
-def test_controls_have_names_and_tables_have_heads(opened: Any) -> None:
+def test_controls_have_labels_and_tables_have_headers(opened: Any) -> None:
     page = opened()
     for control in page.locator("select:visible, input:visible").all():
         assert control.evaluate("(one) => [...one.labels].map((label) => label.textContent.trim()).join('')") != ""

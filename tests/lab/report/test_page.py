@@ -1,4 +1,4 @@
-"""The report of a study: what is on the page, that it needs nothing from outside, and that it stays small."""
+"""Tests of the report page: its sections, numbers, colours and texts; it needs no network and has a limited size."""
 
 import base64
 import hashlib
@@ -30,29 +30,25 @@ from intertwine.lab.report.charts import (
     WIDTH,
     Axes,
     Dot,
-    frame_of,
     gather,
     line_chart,
+    plot_area,
 )
 from intertwine.lab.report.entries import TaskRecord, read
 from intertwine.lab.report.naming import Commands, Names, duration
 from intertwine.lab.report.outline import frozen_reasons
 from intertwine.lab.report.page import study_page, write_study
-from intertwine.lab.report.sections import _told
+from intertwine.lab.report.sections import describe_cells
 from intertwine.lab.report.svg import Scale, around, ticks
-from intertwine.lab.report.tables import _failures
+from intertwine.lab.report.tables import failure_title
 from intertwine.lab.study.records import COLUMNS, ResultRow
 from intertwine.symmetry.wire import Frozen
 
-# ----------------------------------------------------------------------------------------------------
-# The report of a study: what is on the page, that it needs nothing from outside, and that it stays small.
-
-
-ALONE = {"meta", "input", "br"}  # HTML elements without an end
+ALONE = {"meta", "input", "br"}  # HTML elements without an end tag
 
 
 class Tree(HTMLParser):
-    """Reads a page strictly: every element ends where it should. Keeps ids, links, texts by element and scripts."""
+    """Parses a page strictly: every element must be closed. Keeps attributes, and texts by element."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -97,7 +93,7 @@ def tree(text: str) -> Tree:
 
 
 def held(tree: Tree) -> list[dict[str, Any]]:
-    """The rows that the page holds for its script, decoded without the script; commands come from the list."""
+    """The rows that the page contains for its script, decoded without the script."""
     found = json.loads(next(t for t in tree.texts["script"] if t.startswith("{")))
     commands = tree.texts["code"]
     rows = []
@@ -112,10 +108,10 @@ def held(tree: Tree) -> list[dict[str, Any]]:
     return rows
 
 
-# -- the page as a whole -----------------------------------------------------------------------------------------------
+# -- The whole page ----------------------------------------------------------------------------------------------------
 
 
-def test_sections_stand_in_order(tree: Tree) -> None:
+def test_the_order_of_the_sections(tree: Tree) -> None:
     anchors = [a["id"] for tag, a in tree.tags if tag == "section"]
     verbs = ["similarity", "barrier", "connectivity", "stitch", "fold", "complexity", "dissect"]
     assert anchors == ["overview", "networks", *verbs, "tables", "plan", "commands"]
@@ -127,7 +123,7 @@ def test_a_section_needs_its_verb() -> None:
     assert anchors == ["overview", "barrier", "fold", "tables", "plan", "commands"]
 
 
-def test_ids_are_unique_and_links_lead_somewhere(tree: Tree) -> None:
+def test_ids_are_unique_and_links_have_targets(tree: Tree) -> None:
     ids = tree.attributes("id")
     assert len(ids) == len(set(ids))
     links = tree.attributes("href")
@@ -135,7 +131,7 @@ def test_ids_are_unique_and_links_lead_somewhere(tree: Tree) -> None:
     assert {f"c{n}" for several in tree.attributes("data-c") for n in several.split()} <= set(ids)
 
 
-def test_the_page_asks_for_nothing(text: str, tree: Tree) -> None:
+def test_the_page_makes_no_requests(text: str, tree: Tree) -> None:
     assert all(link.startswith("#") for link in tree.attributes("href"))
     assert not {tag for tag, _ in tree.tags} & {"link", "img", "iframe", "object", "base"}
     assert tree.attributes("src") == []
@@ -143,7 +139,7 @@ def test_the_page_asks_for_nothing(text: str, tree: Tree) -> None:
     assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
 
 
-def test_the_policy_allows_our_script_alone(tree: Tree) -> None:
+def test_the_policy_allows_only_our_script(tree: Tree) -> None:
     script = files("intertwine.lab.report").joinpath("study.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = next(a["content"] for tag, a in tree.tags if a.get("http-equiv") == "Content-Security-Policy")
@@ -181,7 +177,7 @@ def test_overview_counts_tasks_time_and_failures() -> None:
         assert f'<th scope="row"><a href="#{verb}">{verb}</a></th>{cells}' in text
 
 
-def test_plan_and_versions_are_told(text: str) -> None:
+def test_plan_and_versions(text: str) -> None:
     assert "&quot;name&quot;: &quot;digits&quot;" in text
     assert "<td>0.1.0</td><td>2.13.0</td><td>3.12.3</td><td>006d543</td>" in text
     assert "<td>2026-01-01T10:00:00</td><td>2026-01-03T10:00:00</td>" in text
@@ -191,10 +187,10 @@ def test_an_empty_study_is_a_page() -> None:
     assert "Nothing has run." in made([])
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+# -- Numbers -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_holds_every_row_with_all_digits(tree: Tree) -> None:
+def test_the_page_contains_every_row_with_all_digits(tree: Tree) -> None:
     wanted = study_records.records()
     for row, found in zip(wanted, held(tree), strict=True):
         assert found == row
@@ -242,7 +238,7 @@ def test_different_options_are_never_averaged() -> None:
         assert f'<th scope="col">{name}</th>' in text
 
 
-def test_how_far_to_fold_is_no_curve_of_its_own() -> None:
+def test_amounts_of_folding_are_points_of_one_curve() -> None:
     rows = [
         study_records.task("fold", [ResultRow("accuracy", 1 - b, index=1 - b)], "a", beta=b) for b in (0.1, 0.2, 0.3)
     ]
@@ -250,7 +246,7 @@ def test_how_far_to_fold_is_no_curve_of_its_own() -> None:
     assert figure.count("<polyline") == 1
 
 
-def test_measures_of_different_tasks_share_a_switch_and_bare_numbers_get_their_zoo() -> None:
+def test_measures_share_a_switch_and_numeric_names_get_their_zoo() -> None:
     tasks = [
         study_records.task("compare", [ResultRow(m, 0.5, layer="x", other_layer="y")], "0", "1", measure=m)
         for m in ("rv", "cca")
@@ -261,7 +257,7 @@ def test_measures_of_different_tasks_share_a_switch_and_bare_numbers_get_their_z
     assert text.count("<label hidden>") == 2
 
 
-def test_classes_have_their_name_where_there_are_no_options(tmp_path: Path) -> None:
+def test_classes_without_options_have_their_name(tmp_path: Path) -> None:
     row = {"study": "s", "verb": "complexity", "a": "net", "layer": "1", "options": "{}", "repeat": 0}
     records = [row | {"key": "k", "quantity": quantity, "value": 8.0} for quantity in ("classes", "width")]
     page = write_study(records, tmp_path / "r.html").read_text(encoding="utf-8")
@@ -272,7 +268,7 @@ def test_classes_have_their_name_where_there_are_no_options(tmp_path: Path) -> N
     assert re.findall(r"</svg>\s*(?:<[^>]+>)*([a-z]+)", legend[1]) == ["classes", "width"]
 
 
-def test_the_width_stands_once_beside_the_classes_of_every_beta(text: str) -> None:
+def test_the_width_is_drawn_once_beside_the_classes_of_every_beta(text: str) -> None:
     figure = re.search(r'id="complexity".*?</figure>', text, re.S)
     assert figure is not None
     heads = re.findall(r'<th scope="col">([^<]*)</th>', figure[0])
@@ -280,7 +276,7 @@ def test_the_width_stands_once_beside_the_classes_of_every_beta(text: str) -> No
     assert "repeats" not in figure[0]
 
 
-def test_points_lie_where_their_numbers_are() -> None:
+def test_positions_of_points() -> None:
     one = study_records.task(
         "fold", [ResultRow("accuracy", y, index=x) for x, y in ((0.0, 0.2), (0.5, 1.0), (1.0, 0.5))]
     )
@@ -297,7 +293,7 @@ def test_points_lie_where_their_numbers_are() -> None:
 
 @pytest.mark.parametrize("size", [1.1e-16, 2.1e-15, -3e-13, 5e-324])
 def test_values_as_small_as_rounding_are_drawn(size: float, tmp_path: Path) -> None:
-    """As between a network and its moved copy, where features differ by rounding alone."""
+    """For example between a network and its moved copy, whose features differ only by rounding."""
     rows = [ResultRow("llfc", n * size, layer=f"l{n}", index=0.5) for n in (1, 2, 3)]
     same = [ResultRow("distance", n * size, layer=f"l{n}", other_layer="x") for n in (1, 2, 3)]
     made = [study_records.task("connectivity", rows, "0", "1"), study_records.task("compare", same, "0", "1")]
@@ -306,15 +302,15 @@ def test_values_as_small_as_rounding_are_drawn(size: float, tmp_path: Path) -> N
     (series,) = gather(
         read(records_of(made[0], "s")).entries, lambda e: "", lambda e: float((e.layer or "")[1]), Commands()
     )
-    up = frame_of(Axes("t", "x", "y"), [series]).up
-    places = [up(dot.value) for dot in series.known if dot.value is not None]
+    up = plot_area(Axes("t", "x", "y"), [series]).up
+    places = [up(value) for _, value in series.known]
     if abs(size) > 1e-300:  # a smaller one is drawn on the axis
-        assert max(places) - min(places) > (HEIGHT - TOP) / 2  # the picture is filled, not flat
+        assert max(places) - min(places) > (HEIGHT - TOP) / 2  # the curve fills the picture
         assert len(set(ticks(up.low, up.high))) > 2
 
 
 @pytest.mark.parametrize("values", [[0.3, 0.1 + 0.2], [1e20], [1e-320], [7e5, 7e5 + 1e-11], [2e-16, 3e-16]])
-def test_an_axis_has_two_ends_and_shows_its_values(values: list[float]) -> None:
+def test_an_axis_shows_its_values(values: list[float]) -> None:
     low, high = around(values, zero=False)
     places = [Scale(low, high, 0.0, 1.0)(value) for value in values]
     assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)
@@ -322,7 +318,7 @@ def test_an_axis_has_two_ends_and_shows_its_values(values: list[float]) -> None:
 
 @pytest.mark.parametrize("most", [98765.0, 23456789.0, -7.5e19])
 @pytest.mark.parametrize("names", [(), ("conv1", "fc"), tuple(f"layer{i}.0.relu" for i in range(12))])
-def test_words_of_a_chart_keep_to_the_picture(names: tuple[str, ...], most: float) -> None:
+def test_text_of_a_chart_is_inside_the_picture(names: tuple[str, ...], most: float) -> None:
     one = study_records.task("fold", [ResultRow("accuracy", y, index=x) for x, y in ((0.0, -1234.0), (1.0, most))])
     (series,) = gather(read(records_of(one, "s")).entries, lambda e: "", lambda e: e.index or 0.0, Commands())
     drawn = line_chart(Axes("t", "fraction of features", "accuracy of the network", names), [series])
@@ -339,7 +335,7 @@ def test_words_of_a_chart_keep_to_the_picture(names: tuple[str, ...], most: floa
 
 @pytest.mark.parametrize(("names", "kind"), [((), "plot fluid"), (("conv1", "fc"), "plot")])
 def test_only_charts_over_numbers_shrink_with_the_page(names: tuple[str, ...], kind: str) -> None:
-    """Names of layers would be too small to read, so such a chart is scrolled instead."""
+    """Names of layers would become too small to read, so such a chart scrolls."""
     one = study_records.task("fold", [ResultRow("accuracy", x, index=x) for x in (0.0, 1.0)])
     (series,) = gather(read(records_of(one, "s")).entries, lambda e: "", lambda e: e.index or 0.0, Commands())
     framed = re.findall(r'class="scroll ([^"]*)"', line_chart(Axes("t", "x", "y", names), [series]))
@@ -347,14 +343,14 @@ def test_only_charts_over_numbers_shrink_with_the_page(names: tuple[str, ...], k
 
 
 def test_two_alphas_are_two_lines() -> None:
-    """Also where there are no more than two: their numbers are not averaged."""
+    """Numbers of two alphas are not averaged."""
     rows = [ResultRow("llfc", value, layer="fc", index=alpha) for alpha, value in ((0.25, 0.1), (0.5, 0.3))]
     own = section(made(list(records_of(study_records.task("connectivity", rows, b="cnn-1"), "s"))), "connectivity")
     assert re.findall(r'<th scope="col">([^<]*)</th>', own) == ["layer", "α=0.25", "α=0.5"]
     assert "Largest: α=0.5: 0.3 at fc; α=0.25: 0.1 at fc." in own
 
 
-def test_cells_of_a_heat_map_are_as_deep_as_their_values_and_say_why_they_are_empty(text: str) -> None:
+def test_cells_of_a_heat_map(text: str) -> None:
     rows = [r for r in study_records.records() if r["quantity"] == "linear_cka" and r["b"] == "cnn-1"]
     for row in rows[:10]:
         title = f"<title>{row['layer']} × {row['other_layer']}: {row['value']:.4g}</title>"
@@ -363,11 +359,11 @@ def test_cells_of_a_heat_map_are_as_deep_as_their_values_and_say_why_they_are_em
         assert float(depth[1]) == pytest.approx(row["value"], abs=0.0051)
     plain = unescape(text)
     assert f"<title>conv1 × fc: {study_records.CONSTANT}</title>" in plain
-    assert "8 of 64 have no value; point at them for the reason." in text
+    assert "8 of 64 have no value; hover over them for the reason." in text
     assert f'<span class="none" title="{study_records.CONSTANT}">–</span>' in plain
 
 
-def test_intervals_of_penalties_are_drawn_and_written(text: str) -> None:
+def test_intervals_of_penalties(text: str) -> None:
     row = next(r for r in study_records.records() if r["verb"] == "stitch" and r["value"] is not None)
     assert f"{row['value']:.4g} ({row['low']:.4g} to {row['high']:.4g})".replace("-", "−") in text
     assert text.count('class="whisker"') == sum(
@@ -377,13 +373,13 @@ def test_intervals_of_penalties_are_drawn_and_written(text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_finite_number_is_shown_as_missing(value: float) -> None:
+def test_infinite_and_nan_values_are_shown_as_missing(value: float) -> None:
     tree = Tree(made(records_of(study_records.task("fold", [ResultRow("accuracy", value, index=0.5)]), "s")))
     (row,) = held(tree)
     assert (row["value"], row["note"]) == (None, f"the value is {value}")
 
 
-# -- colours -----------------------------------------------------------------------------------------------------------
+# -- Colours -----------------------------------------------------------------------------------------------------------
 
 
 def luminance(colour: str) -> float:
@@ -394,7 +390,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
-def test_colours_can_be_told_from_the_paper(mode: int) -> None:
+def test_contrast_of_colours(mode: int) -> None:
     style = files("intertwine.lab.report").joinpath("study.css").read_text("utf-8")
     blocks = re.findall(r":root \{(.*?)\}", style, re.S)
     colours = dict(re.findall(r"(--[\w-]+): (#\w{6})", blocks[mode]))
@@ -411,10 +407,10 @@ def test_colours_can_be_told_from_the_paper(mode: int) -> None:
     assert contrast("--faint", "--tint") >= 4.5
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- Bad input ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_written_with_its_folder(tmp_path: Path) -> None:
+def test_the_folder_of_the_file_is_created(tmp_path: Path) -> None:
     file = write_study(study_records.records(), tmp_path / "new" / "report.html")
     assert file.read_text("utf-8").startswith("<!doctype html>")
 
@@ -424,19 +420,19 @@ def test_the_file_is_written_with_its_folder(tmp_path: Path) -> None:
     [
         (
             [{"verb": "fold", "value": 1.0}],
-            r"no column quantity; they have verb, value\. Give the frame of a study's store",
+            r"no column quantity, only verb, value\. Give the data frame of a study's store",
         ),
         (
             [{"verb": "fold", "quantity": "x", "value": "0.5"}],
-            r"Row 0 of the records has value = '0\.5', which is no number",
+            r"value must be a number, or None with a note, but is '0\.5' in row 0 of the records",
         ),
         (
             [{"verb": "f", "quantity": "x", "value": 1.0, "options": "beta"}],
-            r"options = 'beta'\. Give the options as the text",
+            r"options must be the text of a JSON object.* but is 'beta'",
         ),
         (
             [{"verb": "f", "quantity": "x", "value": 1.0, "options": "[1]"}],
-            r"options = '\[1\]'\. Give the options as the text",
+            r"options must be the text of a JSON object.* but is '\[1\]'",
         ),
     ],
 )
@@ -446,23 +442,23 @@ def test_bad_records_are_refused(records: list[dict[str, Any]], message: str, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file/report\.html could not be written: .*\. Choose another place"):
         write_study([], tmp_path / "file" / "report.html")
 
 
-# -- networks, proof, canonical form -----------------------------------------------------------------------------------
+# -- Networks, proof, canonical form -----------------------------------------------------------------------------------
 
 
 def proved(error: float | None = 2e-15, note: str | None = None, a: str = "cnn-0") -> list[dict[str, Any]]:
-    """A network whose symmetry was looked for."""
+    """The records of the verb symmetry for one network."""
     rows = [ResultRow("wires", 12.0), ResultRow("coverage", 0.97), ResultRow("certificate_error", error, note=note)]
     return list(records_of(study_records.task("symmetry", rows, a), "s"))
 
 
 def moved(mark: str, a: str, equal: float = 1.0) -> list[dict[str, Any]]:
-    """A network that was moved and found again."""
+    """The records of the verb canonical for one network."""
     rows = [
         ResultRow("moved", 1.4),
         ResultRow("fingerprint_equal", equal, note=mark),
@@ -477,7 +473,7 @@ def section(text: str, anchor: str) -> str:
     return found[0]
 
 
-def test_accuracies_stand_above_the_wires() -> None:
+def test_accuracies_are_above_the_wires() -> None:
     tasks = [study_records.task("accuracy", [ResultRow("accuracy", v)], f"cnn-{i}") for i, v in enumerate((0.5, 0.75))]
     text = made([r for one in tasks for r in records_of(one, "s")], networks={"cnn": "<p>wires</p>"})
     own = section(text, "networks")
@@ -488,42 +484,42 @@ def test_accuracies_stand_above_the_wires() -> None:
     assert "<table" not in section(made([], networks={"cnn": "<p>wires</p>"}), "networks")
 
 
-def test_a_proof_is_told_by_its_worst_network() -> None:
+def test_a_proof_names_the_largest_error() -> None:
     text = made(proved() + proved(7e-15, a="cnn-1"))
     own = section(text, "symmetry")
     assert "✓</strong> The symmetry holds for 2 networks" in own
-    link = re.search(r'no output changes by more than <a href="#(c\d)">7e−15</a> of its size', own)
+    link = re.search(r'the outputs change by at most <a href="#(c\d)">7e−15</a>, relative to their size', own)
     assert link is not None
     assert f'<li id="{link[1]}"><code>intertwine symmetry zoo:cnn/cnn-1 ' in text
-    assert re.findall(r'class="number">([^<]+)</th>', own) == ["wires", "coverage", "outputs off by"]
+    assert re.findall(r'class="number">([^<]+)</th>', own) == ["wires", "coverage", "output error"]
     assert re.search(r'<th scope="row">cnn-0</th>.*?>12</a>.*?>0.97</a>.*?>2e−15</a>', own)
 
 
 @pytest.mark.parametrize(("error", "note"), [(0.25, "the certificate failed"), (float("inf"), None)])
-def test_a_failed_certificate_is_told_with_its_network(error: float, note: str | None) -> None:
+def test_a_failed_certificate_names_the_network(error: float, note: str | None) -> None:
     own = section(made(proved() + proved(error, note, "cnn-1")), "symmetry")
     assert "✗</strong> The symmetry does not hold for cnn-1:" in own
     assert "✓" not in own
 
 
-def test_fingerprints_of_copies_agree_and_of_networks_differ() -> None:
+def test_verdict_on_fingerprints() -> None:
     own = section(made(moved("aa", "cnn-0") + moved("bb", "cnn-1")), "canonical")
     assert "✓</strong> Every network has the fingerprint of its moved copy, and 2 networks have 2 fingerprints" in own
     assert 'cnn-1 <code><a href="#c1">bb</a></code>' in own
     twins = section(made(moved("aa", "cnn-0") + moved("aa", "cnn-1")), "canonical")
     assert "✗</strong> Every network has the fingerprint of its moved copy, and 2 networks have 1 fingerprint:" in twins
     wrong = section(made(moved("aa", "cnn-0") + moved("bb", "cnn-1", 0.0)), "canonical")
-    assert "✗</strong> Moved, cnn-1 has another fingerprint than before." in wrong
+    assert "✗</strong> The moved copy of cnn-1 has another fingerprint." in wrong
 
 
-def test_a_dissection_tells_its_share_and_that_of_chance() -> None:
+def test_a_dissection_has_its_fraction_and_that_by_chance() -> None:
     rows = [ResultRow("units", 3.0, layer="conv2", note="loop"), ResultRow("fraction", 0.375, layer="conv2")]
     rows.append(ResultRow("fraction_by_chance", 0.125, layer="conv2"))
     own = section(made(list(records_of(study_records.task("dissect", rows), "s"))), "dissect")
-    assert "3 units answer to 1 concept; most to loop (3). That is 38% of its units (12% by chance)." in own
+    assert "3 units match 1 concept; most match loop (3). That is 38% of its units (12% by chance)." in own
 
 
-# -- size --------------------------------------------------------------------------------------------------------------
+# -- Size --------------------------------------------------------------------------------------------------------------
 
 
 def test_twenty_thousand_rows_fit() -> None:
@@ -535,8 +531,8 @@ def test_twenty_thousand_rows_fit() -> None:
     assert set(tree.texts["code"]) == {r["command"] for r in rows}
 
 
-def test_what_does_not_fit_is_left_out_evenly_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "MOST_BYTES", 300_000)
+def test_rows_are_left_out_evenly_if_the_page_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "MAX_BYTES", 300_000)
     rows = study_records.many(2_000)
     text = made(rows)
     assert len(text.encode()) <= 300_000
@@ -547,14 +543,14 @@ def test_what_does_not_fit_is_left_out_evenly_and_said(monkeypatch: pytest.Monke
 
 
 def test_a_plan_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(page_module, "MAX_BYTES", 100_000)
     with pytest.raises(
-        InputError, match=r"without its rows, and at most 0\.1 MB are allowed\. The plan or the outlines"
+        InputError, match=r"without its rows, but at most 0\.1 MB are allowed: the plan or the outlines"
     ):
         made(study_records.records(), plan={"x": "y" * 200_000})
 
 
-def test_many_layers_and_many_lines_are_thinned_and_said() -> None:
+def test_many_layers_and_many_lines_are_thinned() -> None:
     layers = [f"l{i}" for i in range(70)]
     cells = [ResultRow("cka", 0.5, layer=a, other_layer=b) for a in layers for b in layers]
     lines = [study_records.task("fold", [ResultRow("accuracy", 0.5, index=0.5)], method=f"m{i}") for i in range(15)]
@@ -564,11 +560,7 @@ def test_many_layers_and_many_lines_are_thinned_and_said() -> None:
     assert "The first 12 of 15 lines are drawn." in text
 
 
-# ----------------------------------------------------------------------------------------------------
-# Words that pages and pictures put together: reasons without their place, failures, names, labels of a heat map.
-
-
-def test_a_reason_loses_its_place_whatever_the_file_is_called() -> None:
+def test_frozen_reasons_without_their_place() -> None:
     place = "at my own model.py:15 in body.conv"
     frozen = [Frozen(name, f"positions along it matter to cumsum {place}") for name in "ab"]
     (found,) = frozen_reasons(frozen)
@@ -577,20 +569,20 @@ def test_a_reason_loses_its_place_whatever_the_file_is_called() -> None:
     assert found.text == "it meets b (an input) in conv2d"
 
 
-def test_a_failure_is_cut_at_a_word() -> None:
+def test_a_long_failure_is_shortened() -> None:
     error = "Traceback …\nintertwine.errors.InputError: Choose a place " + "before the end " * 20
-    said = _failures([{"verb": "fold", "a": "z:0", "error": error}]).partition("</summary>")[0]
-    assert said.endswith("<summary>fold z:0: Choose a place " + "before the end " * 9 + "before …")
+    title = failure_title({"verb": "fold", "a": "z:0", "error": error})
+    assert title == "fold z:0: Choose a place " + "before the end " * 9 + "before …"
 
 
-def test_a_name_that_holds_its_zoo_is_not_given_it_twice() -> None:
+def test_a_name_contains_its_zoo_once() -> None:
     names = Names(zoos=True, options=())
-    for told, shown in (("small:1", "small:1"), ("mine", "small mine")):
-        about = {"verb": "fold", "zoo": "small", "a": told}
+    for name, shown in (("small:1", "small:1"), ("mine", "small mine")):
+        about = {"verb": "fold", "zoo": "small", "a": name}
         assert names._name(TaskRecord(1, about, {}), "a") == shown
 
 
-def test_a_heat_map_says_whose_layers_are_where() -> None:
+def test_labels_of_a_heat_map_of_a_comparison() -> None:
     a, b = (nn.Sequential(nn.Linear(3, 4), nn.ReLU()) for _ in range(2))
     found = it.compare(a, b, [(torch.randn(20, 3), None)])
     (axes, _) = found.plot(names=("A", "B")).axes
@@ -600,7 +592,7 @@ def test_a_heat_map_says_whose_layers_are_where() -> None:
 
 def test_the_report_names_the_highest_and_the_lowest_pair() -> None:
     cells = {("a", "b"): dot(0.2), ("a", "c"): dot(0.9), ("d", "c"): dot(None)}
-    assert _told(cells) == (
+    assert describe_cells(cells) == (
         "Highest 0.9 at a × c, lowest 0.2 at a × b. 1 of 3 have no value; point at them for the reason."
     )
 

@@ -1,4 +1,4 @@
-"""Outlines: wires stand under the module that holds them, fibres under their base, and repetitions are told once."""
+"""Tests of the outline of a symmetry (wires by module, repetitions joined) and of the wire graph."""
 
 from functools import cache
 from itertools import combinations, pairwise
@@ -24,18 +24,18 @@ from intertwine.lab.report.wire_graph import _Picture, row_cells, row_width, wir
 from intertwine.symmetry.symmetry import Symmetry, symmetry
 from intertwine.symmetry.wire import Frozen, Slot, Wire, WireGroup
 
-# ----------------------------------------------------------------------------------------------------
-# Outlines: wires stand under the module that holds them, fibres under their base, and repetitions are told once.
 
-
-def told(section: OutlineSection, depth: int = 0) -> list[str]:
+def lines_of(section: OutlineSection, depth: int = 0) -> list[str]:
     """The outline as lines of text."""
 
     def lines(line: OutlineLine, deep: int) -> list[str]:
-        return [f"{'  ' * deep}{title(line)} {line.wire.size}", *(t for f in line.fibres for t in lines(f, deep + 1))]
+        return [
+            f"{'  ' * deep}{title(line)} {line.wire.size}",
+            *(t for d in line.dependents for t in lines(d, deep + 1)),
+        ]
 
     own = [text for line in section.lines for text in lines(line, depth)]
-    inner = [t for s in section.sections for t in [f"{'  ' * depth}{title(s)}:", *told(s, depth + 1)]]
+    inner = [t for s in section.sections for t in [f"{'  ' * depth}{title(s)}:", *lines_of(s, depth + 1)]]
     return own + inner
 
 
@@ -44,7 +44,7 @@ def wire(name: str, *parameters: str, size: int = 4, over: tuple[str, ...] = ())
     return Wire(name, size, WireGroup(size, permutes=True), slots, over)
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
+# -- Runs --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,70 +70,78 @@ def test_runs_cover_everything_once_and_truly_repeat(keys: str) -> None:
     assert unfolded == keys
 
 
-def test_a_template_has_no_numbers() -> None:
+def test_number_free_names() -> None:
     assert (
         number_free("encoder_layer_3.h12") == number_free("encoder_layer_14.h0") != number_free("encoder_block_3.h12")
     )
 
 
-# -- sections ----------------------------------------------------------------------------------------------------------
+# -- Sections ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_wire_stands_in_the_module_that_holds_all_its_places() -> None:
+def test_a_wire_is_in_the_module_that_contains_all_its_slots() -> None:
     wires = [
         wire("stem", "stem.weight", "blocks.0.out.weight", "blocks.1.out.weight"),
         wire("blocks.0.in", "blocks.0.in.weight", "blocks.0.out.weight", size=7),
         wire("head.inner", "head.inner.weight", "head.outer.weight"),
     ]
-    assert told(outline(wires)) == ["stem 4", "blocks.0:", "  in 7", "head:", "  inner 4"]
+    assert lines_of(outline(wires)) == ["stem 4", "blocks.0:", "  in 7", "head:", "  inner 4"]
 
 
 def test_a_wire_of_one_layer_keeps_its_name() -> None:
-    assert told(outline([wire("fc", "fc.weight", "fc.bias")])) == ["fc 4"]
-    assert told(outline([wire("a.fc[3]", "a.fc.weight")])) == ["a:", "  fc[3] 4"]
+    assert lines_of(outline([wire("fc", "fc.weight", "fc.bias")])) == ["fc 4"]
+    assert lines_of(outline([wire("a.fc[3]", "a.fc.weight")])) == ["a:", "  fc[3] 4"]
 
 
 def test_no_wires() -> None:
     assert outline([]) == OutlineSection("")
 
 
-def test_equal_blocks_are_told_once() -> None:
+def test_equal_blocks_are_joined() -> None:
     wires = [wire(f"net.layers.{i}.in", f"net.layers.{i}.in.weight", f"net.layers.{i}.out.weight") for i in range(24)]
-    assert told(outline(wires)) == ["net.layers.0 … net.layers.23 (×24):", "  in 4"]
+    assert lines_of(outline(wires)) == ["net.layers.0 … net.layers.23 (×24):", "  in 4"]
 
 
-def test_a_block_that_differs_is_told_apart() -> None:
+def test_a_different_block_is_separate() -> None:
     sizes = [4, 4, 5, 4, 4]
     wires = [wire(f"b.{i}.in", f"b.{i}.in.weight", f"b.{i}.out.weight", size=n) for i, n in enumerate(sizes)]
-    assert told(outline(wires)) == ["b:", "  0 … 1 (×2):", "    in 4", "  2:", "    in 5", "  3 … 4 (×2):", "    in 4"]
+    assert lines_of(outline(wires)) == [
+        "b:",
+        "  0 … 1 (×2):",
+        "    in 4",
+        "  2:",
+        "    in 5",
+        "  3 … 4 (×2):",
+        "    in 4",
+    ]
 
 
-def test_blocks_that_take_turns_are_told_once() -> None:
+def test_alternating_blocks_are_joined() -> None:
     wires = [wire(f"b.{i}.in", f"b.{i}.in.weight", f"b.{i}.out.weight", size=4 + i % 2) for i in range(8)]
-    assert told(outline(wires)) == ["b.0 … b.7 (×4):", "  0:", "    in 4", "  1:", "    in 5"]
+    assert lines_of(outline(wires)) == ["b.0 … b.7 (×4):", "  0:", "    in 4", "  1:", "    in 5"]
 
 
 def test_nested_blocks_fold_inside_out() -> None:
     wires = [
         wire(f"s.{i}.b.{j}.in", f"s.{i}.b.{j}.in.weight", f"s.{i}.b.{j}.out.weight") for i in range(3) for j in range(2)
     ]
-    assert told(outline(wires)) == ["s.0.b.0 … s.2.b.0 (×3):", "  0.b.0 … 0.b.1 (×2):", "    in 4"]
+    assert lines_of(outline(wires)) == ["s.0.b.0 … s.2.b.0 (×3):", "  0.b.0 … 0.b.1 (×2):", "    in 4"]
 
 
-def test_three_wires_alike_are_one_line_and_two_are_not() -> None:
+def test_three_similar_wires_are_one_line_and_two_are_not() -> None:
     chain = [wire(str(i), f"{i}.weight", f"{i + 1}.weight") for i in range(5)]
-    assert told(outline(chain)) == ["0 … 4 (×5) 4"]
-    assert told(outline(chain[:2])) == ["0 4", "1 4"]
+    assert lines_of(outline(chain)) == ["0 … 4 (×5) 4"]
+    assert lines_of(outline(chain[:2])) == ["0 4", "1 4"]
 
 
-def test_fibres_stand_under_their_base_in_turns() -> None:
+def test_dependent_wires_are_under_their_base() -> None:
     heads = wire("b.0.q/outer", *(f"b.{i}.{x}.weight" for i in range(3) for x in "qv"), size=2)
     inner = [
         wire(f"b.{i}.{x}/inner", f"b.{i}.{x}.weight", over=("b.0.q/outer",), size=8 if x == "q" else 6)
         for i in range(3)
         for x in "qv"
     ]
-    assert told(outline([heads, *inner])) == [
+    assert lines_of(outline([heads, *inner])) == [
         "b:",
         "  0.q/outer 2",
         "    0.q/inner … 2.q/inner (×3) 8",
@@ -141,26 +149,26 @@ def test_fibres_stand_under_their_base_in_turns() -> None:
     ]
 
 
-def test_a_fibre_over_something_still_stands_alone() -> None:
-    assert told(outline([wire("a.q/inner", "a.q.weight", over=("still 3",))])) == ["a:", "  q/inner 4"]
+def test_a_dependent_wire_without_a_base_is_separate() -> None:
+    assert lines_of(outline([wire("a.q/inner", "a.q.weight", over=("still 3",))])) == ["a:", "  q/inner 4"]
 
 
-def test_every_wire_of_a_real_network_is_told_once() -> None:
+def test_every_wire_of_a_network_is_in_the_outline_once() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).eval()
     sym = symmetry(model, torch.zeros(1, 3, 8))
 
     def counted(section: OutlineSection) -> int:
         def lines(line: OutlineLine) -> int:
-            return line.count * (1 + sum(map(lines, line.fibres)))
+            return line.count * (1 + sum(map(lines, line.dependents)))
 
         return section.count * (sum(map(lines, section.lines)) + sum(map(counted, section.sections)))
 
-    assert "layers.0 … layers.3 (×4):" in told(outline(sym.wires))
+    assert "layers.0 … layers.3 (×4):" in lines_of(outline(sym.wires))
     assert counted(outline(sym.wires)) == len(sym.wires)
 
 
-# -- reasons -----------------------------------------------------------------------------------------------------------
+# -- Frozen axes -------------------------------------------------------------------------------------------------------
 
 
 def test_one_cause_in_many_places_is_one_reason() -> None:
@@ -179,10 +187,6 @@ def test_one_cause_in_many_places_is_one_reason() -> None:
         ("it is an axis of the model's output", 1, "head.weight axis 0"),
         ("there is no rule for aten.sort.default", 1, "f.weight axis 0"),
     ]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The picture of the wires: valid SVG, every wire in it, repeated blocks once, frozen axes grey, nothing hidden.
 
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -269,7 +273,7 @@ def made(name: str) -> tuple[Symmetry, nn.Module]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_picture_is_valid_and_shows_every_wire_once(name: str) -> None:
+def test_the_picture_is_valid_and_draws_every_wire_once(name: str) -> None:
     sym, model = made(name)
     root = ElementTree.fromstring(wire_graph(sym, model, name).encode())
     drawn = [g.attrib["data-wire"] for g in root.iter(f"{SVG}g") if "data-wire" in g.attrib]
@@ -281,7 +285,7 @@ def test_the_picture_is_valid_and_shows_every_wire_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_picture_can_be_read_aloud(name: str) -> None:
+def test_the_picture_has_a_description(name: str) -> None:
     sym, model = made(name)
     root = ElementTree.fromstring(wire_graph(sym, model, "my <net> & co").encode())
     head = {child.get("id"): child.text or "" for child in root[:2]}
@@ -294,7 +298,7 @@ def test_the_picture_can_be_read_aloud(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_nothing_lies_upon_another(name: str) -> None:
+def test_nothing_overlaps(name: str) -> None:
     sym, model = made(name)
     picture = _Picture(sym, fold_boxes(sym, model), name)
     for above, below in pairwise(picture.places):
@@ -309,7 +313,7 @@ def test_nothing_lies_upon_another(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_everything_lies_on_the_paper(name: str) -> None:
+def test_everything_is_inside_the_picture(name: str) -> None:
     sym, model = made(name)
     root = ElementTree.fromstring(wire_graph(sym, model, name).encode())
     width, height = (float(root.get(side) or 0) for side in ("width", "height"))
@@ -325,8 +329,8 @@ def test_everything_lies_on_the_paper(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["blocks", "nested", "encoder"])
-def test_the_title_of_a_frame_stands_at_its_head(name: str) -> None:
-    """Inside the frame, above its boxes and whatever is inside it."""
+def test_the_title_of_a_frame_is_at_its_top(name: str) -> None:
+    """Inside the frame, above its content."""
     sym, model = made(name)
     picture = _Picture(sym, fold_boxes(sym, model), name)
     for frame in picture.frames:
@@ -338,8 +342,8 @@ def test_the_title_of_a_frame_stands_at_its_head(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_signs_of_the_legend_keep_to_their_width_and_to_one_line(name: str) -> None:
-    """All of them have their middle at one height."""
+def test_symbols_of_the_legend_are_aligned(name: str) -> None:
+    """Each is inside its width, with its centre at the same height."""
     sym, model = made(name)
     legend = list(_Picture(sym, fold_boxes(sym, model), name).legend())
     assert len(legend) >= 3
@@ -353,7 +357,7 @@ def test_signs_of_the_legend_keep_to_their_width_and_to_one_line(name: str) -> N
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_crosses_stand_in_the_middle_between_cells(name: str) -> None:
+def test_crosses_are_centred_between_cells(name: str) -> None:
     for row in (row for box in boxes_of(*made(name)) for row in box.rows):
         colours = {wire: "red" for axis in row.axes for segment in axis for wire in segment.wires}
         parts = ElementTree.fromstring(f"<g>{row_cells(7.0, 0.0, row, colours)}</g>")
@@ -384,10 +388,10 @@ def test_repeated_blocks_are_drawn_once(name: str, frames: list[tuple[str, int, 
     for frame in folded.frames:
         for i in range(frame.start, frame.end):
             repeats[i] *= frame.count
-    assert sum(repeats) == len(boxes_of(sym, model)), "what is folded away is counted"
+    assert sum(repeats) == len(boxes_of(sym, model)), "folded blocks are counted"
 
 
-def test_blocks_that_differ_are_not_folded() -> None:
+def test_different_blocks_are_not_folded() -> None:
     for model in (stack(4, 5, 6), nn.Sequential(*(nn.Linear(6, 6) for _ in range(5)))):
         sym = symmetry(model, torch.randn(1, 6 if isinstance(model[1], nn.Linear) else 3))  # type: ignore[index]
         assert fold_boxes(sym, model).frames == ()
@@ -397,7 +401,7 @@ def axes(name: str) -> dict[str, tuple[tuple[Segment, ...], ...]]:
     return {f"{box.path}.{row.names[0]}": row.axes for box in boxes_of(*made(name)) for row in box.rows}
 
 
-def test_axes_know_their_wires_and_what_is_frozen() -> None:
+def test_the_wires_of_axes() -> None:
     assert axes("mlp") == {
         "0.weight": ((Segment(8, ("0",)),), (Segment(3, ()),)),
         "2.weight": ((Segment(8, ("2",)),), (Segment(8, ("0",)),)),

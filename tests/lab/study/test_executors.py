@@ -1,4 +1,4 @@
-"""Executors: every task has one outcome, deaths of workers are made good, and no process outlives its driver."""
+"""Tests of executors: one outcome per task, retries after dead workers, and no process outlives its driver."""
 
 import os
 import pickle
@@ -38,13 +38,13 @@ BOTH = pytest.mark.parametrize("runner", [Serial(), Processes(2)], ids=["serial"
 
 
 def by_task(outcomes: Iterator[Outcome[Any, Any]]) -> dict[Any, Outcome[Any, Any]]:
-    """Every outcome under its task, of which there is one each."""
+    """Outcomes by task; there is one for each."""
     found = list(outcomes)
     assert len({outcome.task for outcome in found}) == len(found)
     return {outcome.task: outcome for outcome in found}
 
 
-# what holds for all -------------------------------------------------------------------------------------------
+# -- All executors -----------------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -55,33 +55,33 @@ def test_every_task_has_its_outcome(runner: Executor) -> None:
 
 
 @BOTH
-def test_an_exception_is_told_and_not_tried_again(runner: Executor, tmp_path: Path) -> None:
+def test_an_exception_is_an_error_without_a_retry(runner: Executor, tmp_path: Path) -> None:
     found = by_task(runner.run(["raise once", "leave", "fine"], troubled, {"folder": tmp_path}))
     assert found["fine"].result == "fine"
     error = found["raise once"].error or ""
     assert (found["raise once"].result, found["raise once"].attempts) == (None, 1)
     assert error.splitlines()[-1] == "KeyError: 'raise once'"
     assert "executor_work.py" in error
-    assert "executors" not in error, "the frames of the executor itself say nothing to the reader"
+    assert "executors" not in error, "the frames of the executor are removed"
     assert (found["leave"].error or "").endswith("SystemExit: leave: no more")
 
 
 @BOTH
-def test_no_task_no_worker(runner: Executor) -> None:
+def test_no_tasks(runner: Executor) -> None:
     assert list(runner.run([], scale, {"factor": 1})) == []
 
 
 @BOTH
-def test_tasks_are_taken_as_they_are_needed(runner: Executor) -> None:
-    taken = []
-    outcomes = runner.run((taken.append(task) or task for task in range(100)), scale, {"factor": 1})
+def test_tasks_are_read_lazily(runner: Executor) -> None:
+    read = []
+    outcomes = runner.run((read.append(task) or task for task in range(100)), scale, {"factor": 1})
     next(outcomes)
-    assert len(taken) <= (1 if isinstance(runner, Serial) else 2 * 2 + 1)
+    assert len(read) <= (1 if isinstance(runner, Serial) else 2 * 2 + 1)
     assert len(list(outcomes)) == 99
 
 
 @BOTH
-def test_an_error_of_the_tasks_themselves_is_raised(runner: Executor) -> None:
+def test_an_error_of_the_iterable_is_raised(runner: Executor) -> None:
     def tasks() -> Iterator[int]:
         yield 1
         raise RuntimeError("the list broke off")
@@ -90,7 +90,7 @@ def test_an_error_of_the_tasks_themselves_is_raised(runner: Executor) -> None:
         list(runner.run(tasks(), scale, {"factor": 1}))
 
 
-# processes ----------------------------------------------------------------------------------------------------
+# -- Processes ---------------------------------------------------------------------------------------------------------
 
 
 def test_outcomes_come_in_the_order_of_finishing() -> None:
@@ -98,13 +98,13 @@ def test_outcomes_come_in_the_order_of_finishing() -> None:
     assert found[-1] == 1.5
 
 
-def test_nothing_waits_behind_a_long_task_while_another_worker_is_idle() -> None:
+def test_idle_workers_take_tasks_that_wait_behind_a_long_one() -> None:
     found = [outcome.task for outcome in Processes(2).run([1.5, 0.3, 0.01, 0.02], nap, {})]
-    assert found[-1] == 1.5, "the task that was second in line behind it was not taken back"
+    assert found[-1] == 1.5, "the task behind it was not recalled"
     assert sorted(found) == [0.01, 0.02, 0.3, 1.5]
 
 
-def test_what_is_shared_goes_to_each_worker_once(tmp_path: Path) -> None:
+def test_shared_data_is_sent_to_each_worker_once(tmp_path: Path) -> None:
     found = list(Processes(2).run([0.02] * 40, nap, {"note": Noted(tmp_path / "readers")}))
     readers = (tmp_path / "readers").read_text().split()
     assert len(readers) == len(set(readers)) == 2
@@ -117,13 +117,13 @@ def test_large_tasks_and_results_do_not_block_each_other() -> None:
     assert all(outcome.result == task[::-1] for task, outcome in found.items())
 
 
-def test_a_dead_workers_task_is_done_by_another(tmp_path: Path) -> None:
+def test_the_task_of_a_dead_worker_is_retried(tmp_path: Path) -> None:
     tasks = ["kill once", "exit", "exit once", *map(str, range(20))]
     found = by_task(Processes(2).run(tasks, troubled, {"folder": tmp_path}))
     assert (found["kill once"].result, found["kill once"].attempts) == ("kill once, then well", 2)
     assert (found["exit once"].result, found["exit once"].attempts) == ("exit once, then well", 2)
     assert found["exit"].error == (
-        "The worker died 3 times over this task (exit code 3). If memory ran out, take fewer workers."
+        "The worker died 3 times during this task (exit code 3). If memory ran out, use fewer workers."
     )
     assert found["exit"].attempts == 3
     assert all(found[str(number)].result == str(number) and found[str(number)].attempts == 1 for number in range(20))
@@ -140,10 +140,10 @@ def test_a_worker_killed_from_outside_loses_no_task() -> None:
     assert sum(outcome.attempts - 1 for outcome in rest) <= 1
 
 
-def test_a_dead_worker_is_seen_though_its_child_lives(tmp_path: Path) -> None:
+def test_a_dead_worker_with_a_living_child_is_noticed(tmp_path: Path) -> None:
     found = by_task(Processes(1).run(["fork once", "fine"], troubled, {"folder": tmp_path}))
     child = int((tmp_path / "child").read_text())
-    assert alive(child), "the child is to hold the connection open"
+    assert alive(child), "the child must keep the connection open"
     os.kill(child, signal.SIGKILL)
     assert (found["fork once"].result, found["fork once"].attempts) == ("fork once, then well", 2)
     assert found["fine"].attempts == 1
@@ -155,14 +155,14 @@ def test_a_worker_killed_while_it_starts_is_replaced(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_workers_that_never_start_are_given_up(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"ended before it was ready \(killed by SIGKILL\).*take fewer workers"):
+def test_workers_that_never_start_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ended before it was ready \(killed by SIGKILL\).*use fewer workers"):
         list(Processes(1).run([2], scale, {"deadly": Deadly(tmp_path, 99)}))
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_what_cannot_be_pickled() -> None:
-    with pytest.raises(InputError, match=r"'.*<lambda>' and what its tasks share must be picklable.*serial executor"):
+def test_objects_that_cannot_be_pickled() -> None:
+    with pytest.raises(InputError, match=r"'.*<lambda>' and its shared data must be picklable.*serial executor"):
         Processes(1).run([1], lambda task, shared: task, {})
     tasks: list[Any] = [lambda: 1, 5]
     found = list(Processes(1).run(tasks, scale, {"factor": 2}))
@@ -175,65 +175,65 @@ def test_what_cannot_be_pickled() -> None:
     assert (outcome.error or "").endswith("UnpicklingError: made for another process")
 
 
-def test_what_workers_cannot_read_is_told() -> None:
+def test_work_that_workers_cannot_unpickle_is_an_error() -> None:
     outcomes = Processes(1).run([1], scale, {"factor": Stubborn(os.getpid())})
     with pytest.raises(
-        InputError, match=r"workers cannot read the work(.|\n)*UnpicklingError: made for another process"
+        InputError, match=r"workers cannot unpickle the work(.|\n)*UnpicklingError: made for another process"
     ):
         list(outcomes)
 
 
-# the share of the machine -------------------------------------------------------------------------------------
+# -- Threads and GPUs --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("threads", "shared"), [(1, {}), (5, {"a tensor": torch.ones(1)})], ids=["later", "at once"])
-def test_workers_are_held_to_their_threads(threads: int, shared: dict[str, Any]) -> None:
-    # torch holds itself to the variables when a task loads it, though never to more than the cores, and is held when
-    # what is shared has loaded it.
+def test_workers_use_their_number_of_threads(threads: int, shared: dict[str, Any]) -> None:
+    # torch reads the variables when a task loads it (but never uses more threads than cores); if the shared data loads
+    # it, the worker sets the threads.
     (outcome,) = Processes(1, threads=threads).run([1], surroundings, shared)
     assert outcome.result is not None
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "torch")
     assert [outcome.result[name] for name in names] == [str(threads), str(threads), threads]
 
 
-def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_divided_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     (outcome,) = Processes(3).run([1], surroundings, {"a tensor": torch.ones(1)})
     assert outcome.result is not None
     assert (outcome.result["OMP_NUM_THREADS"], outcome.result["torch"]) == ("2", 2)
-    assert os.environ["OMP_NUM_THREADS"] == "5", "the driver's own environment is as before"
+    assert os.environ["OMP_NUM_THREADS"] == "5", "the driver's own environment is restored"
 
 
-def test_gpus_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_divided_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
     found = [outcome.result for outcome in Processes(3, gpus=2, threads=1).run([0.3] * 9, gpu_seen, {})]
     seen = dict(pair for pair in found if pair is not None)
     assert sorted(map(str, seen.values())) == ["4", "4", "6"]
-    with pytest.raises(InputError, match="gpus=4 was asked for, but torch finds 3 on this machine"):
+    with pytest.raises(InputError, match="gpus is 4, but torch finds 3 on this machine"):
         executor("processes", gpus=4)
 
 
-def test_serial_has_its_threads_while_a_task_runs() -> None:
+def test_serial_sets_threads_while_a_task_runs() -> None:
     before = torch.get_num_threads()
     (outcome,) = Serial(threads=before + 1).run([1], surroundings, {})
     assert outcome.result is not None
     assert (outcome.result["torch"], torch.get_num_threads()) == (before + 1, before)
 
 
-# ends ---------------------------------------------------------------------------------------------------------
+# -- Ends of processes -------------------------------------------------------------------------------------------------
 
 
 def test_closing_early_ends_the_workers() -> None:
     outcomes = Processes(2).run([0.05, 0.05, 0.05, *[60.0] * 10], nap, {})
     pids = {next(outcomes).result, next(outcomes).result}
     outcomes.close()  # type: ignore[attr-defined]
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "ended, and collected by their driver"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "ended, and reaped by their driver"
 
 
 def script(folder: Path, code: str) -> Path:
-    """A script that drives workers, under `if __name__ == "__main__":`, which prints the workers' pids first."""
+    """A script that runs `code` under `if __name__ == "__main__":`; workers append their process ids to `pids`."""
     file = folder / "driver.py"
     body = "\n".join(f"    {line}" for line in code.splitlines())
     file.write_text(
@@ -245,7 +245,7 @@ def script(folder: Path, code: str) -> Path:
 
 
 def started(file: Path) -> subprocess.Popen[str]:
-    """The script, running in a session of its own as it would in a terminal."""
+    """Run the script in its own session, as in a terminal."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests/support", ROOT / "src")))}
     return subprocess.Popen(
         [sys.executable, str(file)], env=environment, text=True, start_new_session=True,
@@ -254,7 +254,7 @@ def started(file: Path) -> subprocess.Popen[str]:
 
 
 def workers_of(folder: Path) -> set[int]:
-    """The two workers, as soon as both have read what they share."""
+    """The two workers, once both have read the shared data."""
     note, end = folder / "pids", time.monotonic() + 30
     while not note.exists() or len(note.read_text().split()) < 2:
         assert time.monotonic() < end, "the workers did not start"
@@ -279,7 +279,7 @@ def test_workers_end_when_the_driver_is_killed(tmp_path: Path, work: str, before
     driver.communicate()
 
 
-def test_ctrl_c_ends_the_workers_without_their_noise(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_workers_silently(tmp_path: Path) -> None:
     driver = started(script(tmp_path, "for _ in Processes(2).run([99.0] * 9, nap, {'note': Noted(note)}): pass"))
     pids = workers_of(tmp_path)
     time.sleep(0.3)
@@ -292,7 +292,7 @@ def test_ctrl_c_ends_the_workers_without_their_noise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["starting", "working"])
-def test_ctrl_c_is_the_drivers_alone(tmp_path: Path, when: str) -> None:
+def test_workers_ignore_ctrl_c(tmp_path: Path, when: str) -> None:
     shared = "{'note': Noted(note)}" if when == "working" else "{}"
     file = script(tmp_path, f"for outcome in Processes(2).run([1.0] * 2, nap, {shared}): print(outcome.attempts)")
     if when == "starting":
@@ -304,46 +304,46 @@ def test_ctrl_c_is_the_drivers_alone(tmp_path: Path, when: str) -> None:
     assert driver.communicate(timeout=30) == ("1\n1\n", "")
 
 
-def test_a_run_left_open_does_not_keep_python_from_ending(tmp_path: Path) -> None:
+def test_an_open_run_does_not_keep_python_from_ending(tmp_path: Path) -> None:
     code = "outcomes = Processes(2).run([0.01] * 99, nap, {'note': Noted(note)})\nprint(next(outcomes).attempts)"
     driver = started(script(tmp_path, code))
     said, errors = driver.communicate(timeout=30)
     assert (driver.returncode, said, errors) == (0, "1\n", "")
 
 
-def test_a_script_without_its_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_is_an_error(tmp_path: Path) -> None:
     file = script(tmp_path, "list(Processes(1).run([1], nap, {}))")
     file.write_text(file.read_text().replace("if __name__ == '__main__':", "if True:"))
     _, errors = started(file).communicate(timeout=30)
     last = errors.rstrip().splitlines()[-1]
     assert "InputError: A worker process ended before it was ready (exit code 1)" in last
-    assert 'call this under `if __name__ == "__main__":`' in last
+    assert 'put the call under `if __name__ == "__main__":`' in last
 
 
-# the choice ---------------------------------------------------------------------------------------------------
+# -- The function `executor` -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"name": "proceses"}, r"Unknown executor 'proceses'. Did you mean 'processes'\?.*serial, proc"),
+        ({"name": "processes", "workers": 0}, "workers must be at least 1, but is 0"),
+        ({"name": "processes", "threads": 0}, "threads must be at least 1, but is 0"),
+        ({"name": "processes", "gpus": -1}, "gpus must be at least 0, but is -1"),
         (
-            {"name": "proceses"},
-            r"'proceses' was asked for, and there is none. Did you mean 'processes'\?.*serial, proc",
+            {"name": "processes", "address": "a:1"},
+            "address='a:1' has no effect with processes: only ray joins a cluster",
         ),
-        ({"name": "processes", "workers": 0}, "workers=0 was asked for; give 1 or more"),
-        ({"name": "processes", "threads": 0}, "threads=0 was asked for; give 1 or more"),
-        ({"name": "processes", "gpus": -1}, "gpus=-1 was asked for; give 0 or more"),
-        ({"name": "processes", "address": "a:1"}, "address='a:1' was given, but only ray joins a cluster"),
-        ({"name": "serial", "workers": 2}, "serial runs one task at a time. Take processes"),
-        ({"name": "serial", "gpus": 1}, "serial runs in this process, which has its GPUs already"),
+        ({"name": "serial", "workers": 2}, "serial runs one task at a time, but workers is 2. Use processes"),
+        ({"name": "serial", "gpus": 1}, "serial runs in this process and uses its GPUs, but gpus is 1"),
     ],
 )
-def test_what_is_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_arguments(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         executor(**options)
 
 
-def test_what_is_chosen() -> None:
+def test_the_chosen_executor() -> None:
     assert executor("serial", workers=1, threads=2) == Serial(2)
     assert executor("processes", workers=3, threads=2) == Processes(3, 0, 2)
     assert pickle.loads(pickle.dumps(executor("processes"))) == Processes()

@@ -1,4 +1,4 @@
-"""The ray executor, against a real Ray: deaths are made good, only what was started is ended, bad addresses refused."""
+"""Tests of the ray executor with a real Ray: retries, clusters that are joined or started, and invalid addresses."""
 
 import http.server
 import importlib.util
@@ -32,17 +32,17 @@ from intertwine.errors import InputError
 from intertwine.lab.study.executors import executor
 from intertwine.lab.study.executors.ray_cluster import RayCluster, load_ray, ray_session
 
-# Not importorskip: Ray reads how quiet it is to be when it is first imported, which the executor does.
+# Not importorskip: Ray reads its log settings when it is first imported, and the executor sets them.
 real_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'intertwine[cluster]'"
 )
-# What Ray itself leaves open for the garbage collector.
+# Ray leaves some resources to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 @pytest.fixture(autouse=True)
 def with_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As users of a cluster do: Ray guards what it starts by a token, and joins by address only when told of it."""
+    """Use a token, as on a cluster."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
 
 
@@ -62,17 +62,17 @@ def test_one_of_two_workers_killed_mid_run(tmp_path: Path, capfd: pytest.Capture
     assert found["kill once"].result[0] == "kill once, then well"
     assert found["kill once"].attempts == 2
     assert (found["exit"].attempts, found["exit"].result) == (3, None)
-    assert "The worker died 3 times over this task (The worker died unexpectedly" in found["exit"].error
+    assert "The worker died 3 times during this task (The worker died unexpectedly" in found["exit"].error
     assert found["raise"].attempts == 1
     assert found["raise"].error.splitlines()[-1] == "KeyError: 'raise'"
     assert all(found[str(number)].result[0] == str(number) for number in range(20))
     readers = (tmp_path / "readers").read_text().split()
-    assert len(readers) == len(set(readers)), "every worker reads what is shared once"
+    assert len(readers) == len(set(readers)), "every worker reads the shared data once"
     pids = {outcome.result[1] for outcome in found.values() if outcome.result}
     assert {str(pid) for pid in pids} <= set(readers)
     assert not load_ray().is_initialized()
     assert all_ended(pids, within=5)
-    assert capfd.readouterr() == ("", ""), "Ray's own lines stay off the terminal"
+    assert capfd.readouterr() == ("", ""), "no log lines of Ray on the terminal"
 
 
 @real_ray
@@ -98,13 +98,15 @@ for line in sys.stdin:
 
 @pytest.fixture
 def cluster() -> Iterator[subprocess.Popen[str]]:
-    """Another process with a Ray of its own, which says its address first, and then the number of nodes when asked."""
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parents[2] / "support")}
+    """Another process with its own Ray: it prints its address, then the number of nodes for each line of input."""
+    root = Path(__file__).parents[3]
+    paths = os.pathsep.join(map(str, (root / "tests/support", root / "src")))
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": paths}
     other = subprocess.Popen(
         [sys.executable, "-c", CLUSTER], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     yield other
-    load_ray().shutdown()  # first: Ray ends a process whose cluster goes away
+    load_ray().shutdown()  # first, because Ray kills a process whose cluster ends
     other.communicate(timeout=30)
 
 
@@ -117,20 +119,20 @@ def test_a_cluster_is_joined_and_left_running(cluster: subprocess.Popen[str]) ->
     joined = executor("ray", workers=2, address=address)
     outcomes = joined.run(range(6), scale, {"factor": 2})
     found = [next(outcomes)]
-    with pytest.raises(InputError, match=r"is connected to a Ray already, at .*Leave the address out to use that one"):
-        joined.run([1], scale, {"factor": 2})
-    with pytest.raises(InputError, match="gpus=1 was asked for, but the Ray cluster offers 0"):
-        list(RayCluster(gpus=1).run([1], scale, {"factor": 2}))
     with pytest.raises(
-        InputError, match="threads=3 were asked for, but no machine of the Ray cluster offers more than 2"
+        InputError, match=r"is already connected to a Ray cluster, at .*Leave the address out to use that one"
     ):
+        joined.run([1], scale, {"factor": 2})
+    with pytest.raises(InputError, match="gpus is 1, but the Ray cluster offers 0"):
+        list(RayCluster(gpus=1).run([1], scale, {"factor": 2}))
+    with pytest.raises(InputError, match="threads is 3, but no machine of the Ray cluster offers more than 2"):
         list(RayCluster(threads=3).run([1], scale, {"factor": 2}))
     assert [outcome.result for outcome in RayCluster().run([7], scale, {"factor": 3})] == [21]
-    assert ray.is_initialized(), "a connection that was there before is left as it is"
-    with pytest.raises(InputError, match="must be picklable to reach Ray's workers"):
+    assert ray.is_initialized(), "an earlier connection stays open"
+    with pytest.raises(InputError, match="must be picklable to reach the workers"):
         list(RayCluster().run([7], scale, {"factor": threading.Lock()}))
     with pytest.raises(
-        InputError, match=r"Ray's workers cannot read the work(.|\n)*made for another process(.|\n)*needs"
+        InputError, match=r"Ray's workers cannot unpickle the work(.|\n)*made for another process(.|\n)*needs"
     ):
         list(RayCluster().run([7], scale, {"factor": Stubborn(os.getpid())}))
     refused = [
@@ -141,25 +143,25 @@ def test_a_cluster_is_joined_and_left_running(cluster: subprocess.Popen[str]) ->
     assert "made for another process" in (refused[1].error or "")
     found += outcomes
     assert {outcome.result for outcome in found} == {0, 2, 4, 6, 8, 10}
-    assert not ray.is_initialized(), "the connection that was made here is ended"
+    assert not ray.is_initialized(), "a connection made by the run is closed"
     cluster.stdin.write("still there?\n")
     cluster.stdin.flush()
     assert cluster.stdout.readline() == "1\n"
 
 
-# refused in seconds -------------------------------------------------------------------------------------------
+# -- Invalid addresses -------------------------------------------------------------------------------------------------
 
 
 @real_ray
 @pytest.mark.parametrize("address", ["6379", "ray://somewhere:10001", "head:", ":6379", "http://a/b:80"])
-def test_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(InputError, match=r"is not of the form host:port, such as"):
+def test_a_malformed_address(address: str) -> None:
+    with pytest.raises(InputError, match=r"address must be host:port, such as"):
         executor("ray", address=address)
 
 
 @real_ray
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-machine.invalid"])
-def test_an_address_where_nobody_answers(host: str) -> None:
+def test_an_address_without_a_server(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     start = time.monotonic()
@@ -171,36 +173,36 @@ def test_an_address_where_nobody_answers(host: str) -> None:
 
 
 class Silent(http.server.BaseHTTPRequestHandler):
-    """A web server, as Ray's own dashboard is one."""
+    """A web server, like Ray's dashboard."""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on the terminal."""
+        """Print nothing."""
 
 
 @real_ray
-@pytest.mark.parametrize("handler", [Silent, None], ids=["a web server", "one that never speaks"])
-def test_an_address_where_something_else_answers(handler: Any) -> None:
+@pytest.mark.parametrize("handler", [Silent, None], ids=["a web server", "a silent server"])
+def test_an_address_of_another_server(handler: Any) -> None:
     start = time.monotonic()
     with socketserver.TCPServer(("127.0.0.1", 0), handler or Silent) as server:
         if handler:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(InputError, match=r"Something answers at 127.0.0.1:\d+, but it is not a Ray cluster"):
+        with pytest.raises(InputError, match=r"The server at 127.0.0.1:\d+ is not a Ray cluster"):
             executor("ray", address=f"127.0.0.1:{server.server_address[1]}")
         if handler:
             server.shutdown()
     assert time.monotonic() - start < 10
 
 
-def test_without_ray_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"Ray is not installed.*pip install 'intertwine\[cluster\]'"):
+    with pytest.raises(InputError, match=r"needs Ray, which is not installed.*pip install 'intertwine\[cluster\]'"):
         executor("ray")
 
 
 @pytest.mark.parametrize(
-    ("asked", "room"),
+    ("options", "capacity"),
     [
-        ({"workers": None}, (1, 0, 24)),  # twelve fit; as many again wait with Ray
+        ({"workers": None}, (1, 0, 24)),  # twelve fit; as many wait in Ray
         ({"workers": 12}, (1, 0, 24)),
         ({"workers": 3}, (1, 0, 3)),  # Ray would run more than three at once
         ({"workers": None, "threads": 3}, (3, 0, 6)),  # one task on the machine of four CPUs, two on that of eight
@@ -209,12 +211,12 @@ def test_without_ray_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
         ({"workers": 6, "gpus": 2}, (1, 0.3333, 6)),
     ],
 )
-def test_the_room_in_a_cluster(asked: dict[str, Any], room: tuple[float, ...]) -> None:
+def test_the_capacity_of_a_cluster(options: dict[str, Any], capacity: tuple[float, ...]) -> None:
     nodes = [
         {"Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}},
         {"Alive": True, "Resources": {"CPU": 8.0}},
         {"Alive": False, "Resources": {"CPU": 99.0, "GPU": 9.0}},
     ]
     ray = SimpleNamespace(is_initialized=lambda: True, nodes=lambda: nodes)
-    with ray_session(ray, asked["workers"], asked.get("gpus", 0), asked.get("threads"), None) as found:
-        assert (found.threads, found.gpu_share, found.in_flight) == room
+    with ray_session(ray, options["workers"], options.get("gpus", 0), options.get("threads"), None) as found:
+        assert (found.threads, found.gpu_share, found.in_flight) == capacity

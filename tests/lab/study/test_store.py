@@ -1,4 +1,4 @@
-"""The result store of a study: its table is what the tasks say, and damage is seen."""
+"""Tests of the result store: its table, damaged files, the folder, several writers, and writers that are killed."""
 
 import json
 import math
@@ -28,11 +28,7 @@ from intertwine.lab.study import store as folder
 from intertwine.lab.study.records import COLUMNS, FinishedTask, Journal, ResultRow
 from intertwine.lab.study.store import Store
 
-# ----------------------------------------------------------------------------------------------------
-# The result store of a study: its table is what the tasks say, and damage is seen.
-
-
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- The table ---------------------------------------------------------------------------------------------------------
 
 
 def drawn(seed: int) -> FinishedTask:
@@ -56,13 +52,13 @@ def drawn(seed: int) -> FinishedTask:
 
 
 def shown(record: dict[str, Any]) -> str:
-    """A record that can be compared: NaN equals NaN."""
+    """A record as text, in which NaN equals NaN."""
     return repr({name: float(v) if name in {"index", "value"} and v is not None else v for name, v in record.items()})
 
 
 @pytest.mark.parametrize("way", ["journal", "shard"])
-def test_the_table_is_what_the_tasks_say(tmp_path: Path, way: str) -> None:
-    """Against the records that a task gives of itself, which share no code with the store."""
+def test_the_table_holds_the_rows_of_the_tasks(tmp_path: Path, way: str) -> None:
+    """Compared with `records_of`, which shares no code with the store."""
     tasks = [drawn(seed) for seed in range(60)]
     with opened(tmp_path) as store:
         for finished in tasks:
@@ -74,7 +70,7 @@ def test_the_table_is_what_the_tasks_say(tmp_path: Path, way: str) -> None:
     frame = Store.existing(tmp_path).frame()
     wanted = [record for finished in tasks for record in records_of(finished, "mine")]
     assert list(map(shown, frame.to_dicts())) == list(map(shown, wanted))
-    assert Store.existing(tmp_path).done() == {finished.key for finished in tasks}  # those without rows, too
+    assert Store.existing(tmp_path).done() == {finished.key for finished in tasks}  # including those without rows
 
 
 SCHEMA = dict.fromkeys(COLUMNS, pl.String) | {
@@ -85,9 +81,7 @@ SCHEMA = dict.fromkeys(COLUMNS, pl.String) | {
 
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("tasks", [[], [task("k")], [task("k", ResultRow("cka", None, note="flat"))], [one("k")]])
-def test_columns_have_their_types_whatever_is_in_them(
-    tmp_path: Path, tasks: list[FinishedTask], compacted: bool
-) -> None:
+def test_column_types_do_not_depend_on_values(tmp_path: Path, tasks: list[FinishedTask], compacted: bool) -> None:
     store = opened(tmp_path)
     for finished in tasks:
         store.add(finished)
@@ -120,9 +114,9 @@ def test_options_become_columns(tmp_path: Path) -> None:
     assert frame["key"].to_list() == ["k0", "k0", "k1", "k1", "k2", "k2"]
 
 
-def test_numbers_of_other_kinds_become_plain_ones(tmp_path: Path) -> None:
+def test_other_types_are_converted(tmp_path: Path) -> None:
     store, whole = opened(tmp_path), ResultRow("count", 0.0)
-    object.__setattr__(whole, "value", 3)  # as it may be where annotations are not checked
+    object.__setattr__(whole, "value", 3)  # possible if annotations are not checked
     store.add(task("k", whole, ResultRow("cka", np.float64(0.5)), a=0, b=[1, 2]))
     assert store.frame().select("value", "a", "b").rows() == [(3.0, "0", "[1, 2]"), (0.5, "0", "[1, 2]")]
     object.__setattr__(whole, "layer", 7)
@@ -131,40 +125,40 @@ def test_numbers_of_other_kinds_become_plain_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("finished", "said"),
+    ("finished", "message"),
     [
-        (task(""), "A task has the key ''; a key is plain ASCII text"),
-        (task('a"b'), "a key is plain ASCII text without quotes"),
-        (task("k", options={"net": object()}), "The task k was to be stored, but what it found is not plain data"),
-        (task("k", ResultRow("cka", 0.5), error="broke"), "with an error and 1 rows. Give either"),
+        (task(""), "A task key must be printable ASCII text without quotes or backslashes, but is ''"),
+        (task('a"b'), "A task key must be printable ASCII text without quotes"),
+        (task("k", options={"net": object()}), "The result of task k is not plain data"),
+        (task("k", ResultRow("cka", 0.5), error="broke"), "has both an error and 1 rows. Give one"),
     ],
 )
-def test_what_no_table_can_hold_is_refused(tmp_path: Path, finished: FinishedTask, said: str) -> None:
+def test_invalid_tasks_are_refused(tmp_path: Path, finished: FinishedTask, message: str) -> None:
     store = opened(tmp_path)
     store.add(one("before"))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         store.add(finished)
     assert store.done() == {"before"}
     assert store.problems == ()
 
 
-def test_broken_characters_do_not_lose_a_task(tmp_path: Path) -> None:
+def test_invalid_characters_do_not_lose_a_task(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.add(task("k", ResultRow("cka", None, note="no file \udcff.bin")))
     assert store.frame()["note"].to_list() == ["no file ?.bin"]
 
 
-# -- what is done ------------------------------------------------------------------------------------------------------
+# -- Done and failed tasks ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_failed_tasks_are_not_done_until_they_go_well(tmp_path: Path, compacted: bool) -> None:
+def test_failed_tasks_are_not_done_until_they_succeed(tmp_path: Path, compacted: bool) -> None:
     first, second = opened(tmp_path), opened(tmp_path)
     first.add(task("a", error="first try", layer="7"))
     first.add(task("a", error="second try", layer="7"))
     first.add(task("b", error="unlucky"))
     first.add(one("b", 0.25))
-    first.add(one("b", 0.5))  # done again: the first results stay, whatever comes later
+    first.add(one("b", 0.5))  # run again: the first results are kept, whatever comes later
     first.add(task("b", error="done before"))
     first.add(task("c", error="elsewhere"))
     second.add(one("c", 0.75))
@@ -179,8 +173,8 @@ def test_failed_tasks_are_not_done_until_they_go_well(tmp_path: Path, compacted:
 
 
 @pytest.mark.parametrize("shards", [0, 1, 2])
-def test_a_task_that_two_writers_did_counts_once(tmp_path: Path, shards: int) -> None:
-    """The rows kept are all of one writer."""
+def test_a_task_of_two_writers_counts_once(tmp_path: Path, shards: int) -> None:
+    """All rows are of one writer."""
     stores = [opened(tmp_path), opened(tmp_path)]
     for store, value in zip(stores, (0.25, 0.75), strict=True):
         store.add(task("same", ResultRow("cka", value), ResultRow("rv", value)))
@@ -194,7 +188,7 @@ def test_a_task_that_two_writers_did_counts_once(tmp_path: Path, shards: int) ->
     assert stores[1].done() == {"same", "own0.25", "own0.75"}
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
+# -- Damage ------------------------------------------------------------------------------------------------------------
 
 
 def journal_of(folder: Path) -> Path:
@@ -205,7 +199,7 @@ def journal_of(folder: Path) -> Path:
 
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("cut", [1, 2, 30, 10_000])
-def test_a_torn_last_line_is_left_out(tmp_path: Path, cut: int, compacted: bool) -> None:
+def test_an_incomplete_last_line_is_skipped(tmp_path: Path, cut: int, compacted: bool) -> None:
     with opened(tmp_path) as store:
         store.add(one("whole"))
         length = journal_of(tmp_path).stat().st_size
@@ -218,14 +212,14 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path, cut: int, compacted: bool)
         assert again.done() == {"whole"}
     (problem,) = again.problems
     assert problem.endswith(
-        ".jsonl, line 2: cut short or damaged, or being written just now. It was left out; its task counts as not done."
+        ".jsonl, line 2 is damaged, incomplete, or still being written. It is skipped; its task counts as not done."
     )
     assert again.frame()["key"].to_list() == ["whole"]
     again.add(one("torn"))
     assert again.done() == {"whole", "torn"}
 
 
-def test_every_changed_byte_is_seen(tmp_path: Path) -> None:
+def test_every_changed_byte_is_detected(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for key in ("a", "b", "c"):
             store.add(one(key))
@@ -236,12 +230,12 @@ def test_every_changed_byte_is_seen(tmp_path: Path) -> None:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         assert store.done() == {"a", "c"}
         assert len(store.problems) == 1
-    path.write_bytes(whole[:start] + bytes(4096) + b"\n" + whole[start:])  # what a power cut may leave
+    path.write_bytes(whole[:start] + bytes(4096) + b"\n" + whole[start:])  # possible after a power cut
     assert store.done() == {"a", "b", "c"}
     assert len(store.problems) == 1
 
 
-def test_what_follows_a_write_that_failed_halfway_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_after_a_partial_write_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
     store.add(one("before"))
     real, calls = os.write, iter([30])
@@ -271,39 +265,35 @@ def test_long_lines_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
     assert (store.done(), store.problems) == ({"a", "b"}, ())
 
 
-def test_a_damaged_shard_is_told(tmp_path: Path) -> None:
+def test_a_damaged_shard_is_an_error(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.add(one("a"))
     (shard,) = store.compact()
     shard.write_bytes(shard.read_bytes()[:-20])
     for reading in (store.done, store.errors, store.frame):
-        with pytest.raises(InputError, match=r"was to be read, but it is damaged .* delete it and run the plan again"):
+        with pytest.raises(InputError, match=r"is damaged or not a shard .* delete it and run the plan again"):
             reading()
     shard.unlink()
     assert store.done() == set()
 
 
-def test_a_shard_with_other_columns_is_told(tmp_path: Path) -> None:
+def test_a_shard_with_another_column_type_is_an_error(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.add(one("a"))
     (shard,) = store.compact()
     pl.read_parquet(shard).with_columns(repeat=pl.lit("once")).write_parquet(shard)
-    with pytest.raises(InputError, match=r"no shard of a study \(its column repeat holds String instead of Int64\)"):
+    with pytest.raises(InputError, match=r"not a shard of a study \(its column repeat holds String instead of Int64\)"):
         store.frame()
-
-
-# ----------------------------------------------------------------------------------------------------
-# The result store of a study: whose folder it is, no rights, a full disk, no polars; its page and its benchmark.
 
 
 PAGE = (DOCS / "results-table.md").read_text(encoding="utf-8")
 
 ROOT_ONLY = pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="another user's rights are taken on, which root may do"
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can take on the rights of another user"
 )
 
 
-# -- the folder --------------------------------------------------------------------------------------------------------
+# -- The folder --------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_plan_opens_the_same_folder(tmp_path: Path) -> None:
@@ -319,17 +309,17 @@ def test_another_plan_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).add(one("a"))
     with pytest.raises(InputError) as refused:
         Store(tmp_path, "other", {**PLAN, "zoo": "cifar", "repeats": 2})
-    said = str(refused.value)
-    assert said.startswith("The study 'other' (plan ")
-    assert f") was to be run into {tmp_path}, which holds 'mine' (plan " in said
-    assert "The plans differ in repeats, zoo. Give another folder, or run the plan that is in the folder." in said
-    with pytest.raises(InputError, match=r"The study 'renamed' .* which holds 'mine'"):
+    message = str(refused.value)
+    assert message.startswith(f"{tmp_path} holds the study 'mine' (plan ")
+    assert "), not 'other' (plan " in message
+    assert "The plans differ in repeats, zoo. Give another folder, or run the plan of this folder." in message
+    with pytest.raises(InputError, match=r"holds the study 'mine' .* not 'renamed'"):
         Store(tmp_path, "renamed", PLAN)
     assert opened(tmp_path).done() == {"a"}
 
 
 def claim(folder: str, writer: int, start: Any) -> None:
-    """One of several with different plans and one folder."""
+    """One of several processes with different plans for one folder."""
     start.wait()
     try:
         Store(folder, "mine", {"writer": writer}).add(one(f"{writer}"))
@@ -337,7 +327,7 @@ def claim(folder: str, writer: int, start: Any) -> None:
         sys.exit(3)
 
 
-def test_of_several_plans_at_once_one_gets_the_folder(tmp_path: Path) -> None:
+def test_one_of_several_plans_gets_the_folder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(4)
     writers = [context.Process(target=claim, args=(str(tmp_path), i, start)) for i in range(4)]
@@ -353,7 +343,7 @@ def test_of_several_plans_at_once_one_gets_the_folder(tmp_path: Path) -> None:
     assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
 
 
-def test_a_plan_that_came_a_moment_earlier_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_written_a_moment_earlier_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = folder._refuse_other_files
 
     def meanwhile(path: Path) -> None:
@@ -362,7 +352,7 @@ def test_a_plan_that_came_a_moment_earlier_stays(tmp_path: Path, monkeypatch: py
         Store(tmp_path, "earlier", {"verb": "fold"})
 
     monkeypatch.setattr(folder, "_refuse_other_files", meanwhile)
-    with pytest.raises(InputError, match=r"The study 'mine' .* which holds 'earlier'"):
+    with pytest.raises(InputError, match=r"holds the study 'earlier' .* not 'mine'"):
         opened(tmp_path)
     assert Store.existing(tmp_path).study == "earlier"
 
@@ -385,37 +375,37 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda data: None, "is damaged"),
         (lambda data: {"format": 1}, "is damaged"),
-        (lambda data: {**data, "format": 2}, "laid out in format 2; this intertwine reads format 1"),
-        (lambda data: {**data, "plan": {"verb": "fold"}}, "was changed by hand"),
+        (lambda data: {**data, "format": 2}, "results in format 2, but this version of intertwine reads format 1"),
+        (lambda data: {**data, "plan": {"verb": "fold"}}, "was edited"),
     ],
 )
-def test_a_plan_that_cannot_be_trusted_is_told(tmp_path: Path, change: Any, said: str) -> None:
+def test_an_invalid_plan_file_is_an_error(tmp_path: Path, change: Any, message: str) -> None:
     store, path = opened(tmp_path), tmp_path / "plan.json"
     store.add(one("a"))
     changed = change(json.loads(path.read_text()))
     path.write_text("{" if changed is None else json.dumps(changed))
     for opening in (Store.existing, opened):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             opening(tmp_path)
 
 
-def test_what_is_no_study_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"which holds none: there is no plan.json in it. Give the folder that"):
+def test_a_folder_without_a_study_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"holds no study: it has no plan.json. Give the folder of a study"):
         Store.existing(tmp_path)
-    with pytest.raises(InputError, match=r"The plan of the study 'mine' was to be stored, but it is not plain data"):
+    with pytest.raises(InputError, match=r"The plan of the study 'mine' is not plain data"):
         Store(tmp_path, "mine", {"net": object()})
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"which cannot be done \(.*\). Nothing that .* Give another folder"):
+    with pytest.raises(InputError, match=r"Cannot write results to .* \(.*\). Nothing that .* Give another folder"):
         opened(tmp_path / "file" / "below")
 
 
 @pytest.fixture
 def nobody() -> Iterator[Path]:
-    """A folder that everybody may look into, and root's rights given up by whoever says so."""
+    """A folder that everybody may read; a test that gives up root's rights gets them back at the end."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -423,34 +413,32 @@ def nobody() -> Iterator[Path]:
 
 
 @ROOT_ONLY
-def test_a_folder_that_may_not_be_written_can_be_read(nobody: Path) -> None:
+def test_a_read_only_folder_can_be_read(nobody: Path) -> None:
     store = opened(nobody)
     store.add(one("a"))
     store.compact()
     opened(nobody).add(one("b"))
     os.seteuid(65534)
-    said = (
-        r"cannot be done \(Permission denied\). Nothing that is already stored .* Give a folder that you may write into"
-    )
+    message = r"\(Permission denied\). Nothing that is already stored .* Give a folder that you may write to"
     for place in (nobody, nobody / "new"):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             opened(place)
     reader = Store.existing(nobody)
     assert reader.done() == {"a", "b"}
     assert len(reader.frame()) == 2
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         reader.add(one("c"))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         reader.compact(others=True)
     os.seteuid(0)
     next((nobody / "journals").iterdir()).chmod(0o600)
     os.seteuid(65534)
-    with pytest.raises(InputError, match=r"The results of 'mine' were to be read from .*Permission denied"):
+    with pytest.raises(InputError, match=r"Cannot read the results of 'mine' in .*Permission denied"):
         reader.done()
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    """The system's limit on the size of a file stands in for a full disk: writes end in the middle of a line."""
+    """A limit on the size of files replaces a full disk: writes end in the middle of a line."""
     code = """
         import resource
         from intertwine.errors import InputError
@@ -470,17 +458,17 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         store.add(one("after"))
         assert len(store.done()) == len(stored) + 1
-        assert len(store.compact()) == 2  # what could not be made into a shard before, and what came since
+        assert len(store.compact()) == 2  # the journal that could not be compacted before, and the new one
     """
     done = run_script(code, str(tmp_path))
     assert done.returncode == 0, done.stderr
     adding, compacting = done.stdout.splitlines()
-    advice = "Nothing that is already stored there is lost. Make room on that disk, then run the same plan again"
+    advice = "Nothing that is already stored there is lost. Free space on that disk, then run the same plan again"
     assert advice in adding
     assert advice in compacting
     count = int(adding.split()[0])
     assert 5 < count < 100
-    assert compacting.startswith("0 ")  # no half shard takes up room
+    assert compacting.startswith("0 ")  # no partial shard takes up space
     assert len(opened(tmp_path).frame()) == count + 1
 
 
@@ -498,11 +486,11 @@ def test_tasks_are_stored_without_polars(tmp_path: Path, monkeypatch: pytest.Mon
             ):
                 call()
     store.add(one("c"))
-    assert len(store.compact()) == 1  # the journal it could not turn into a shard before
+    assert len(store.compact()) == 1  # the journal that could not be compacted before
     assert store.done() == {"a", "c"}
 
 
-# -- the page and the benchmark ----------------------------------------------------------------------------------------
+# -- The page and the benchmark ----------------------------------------------------------------------------------------
 
 
 def test_the_benchmark_runs() -> None:
@@ -513,7 +501,7 @@ def test_the_benchmark_runs() -> None:
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those with what is installed; DuckDB and pandas are not."""
+    """Those without DuckDB and pandas, which are not installed."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
@@ -531,15 +519,11 @@ def test_the_page_names_every_column() -> None:
     assert re.findall(r"`([a-z_]+)`", " ".join(re.findall(r"^\| (.*?) \|", section, re.M))) == [*COLUMNS, "error"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# The result store of a study: nothing is lost or counted twice, whoever writes, and whoever is killed.
-
-
-# -- several writers ---------------------------------------------------------------------------------------------------
+# -- Several writers ---------------------------------------------------------------------------------------------------
 
 
 def write_many(folder: str, writer: int, start: Any) -> None:
-    """A writer among others: tasks of its own and shared ones, made into shards on the way."""
+    """One of several writers: adds its own tasks and shared ones, and compacts now and then."""
     store = opened(Path(folder))
     start.wait()
     for i in range(60):
@@ -549,7 +533,7 @@ def write_many(folder: str, writer: int, start: Any) -> None:
             store.compact(others=True)
 
 
-def test_writers_at_once_lose_and_repeat_nothing(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_and_repeat_nothing(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(4)
     writers = [context.Process(target=write_many, args=(str(tmp_path), i, start)) for i in range(3)]
@@ -572,13 +556,13 @@ def test_writers_at_once_lose_and_repeat_nothing(tmp_path: Path) -> None:
     assert len(frame) == 2 * 240
     shared = frame.filter(pl.col("key").str.starts_with("shared")).group_by("key").agg(pl.col("value").unique())
     assert shared["value"].list.len().unique().to_list() == [1]
-    reader.compact(others=True)  # what the writers left
+    reader.compact(others=True)  # the journals of the ended writers
     assert files(tmp_path, "journals") == []
     assert reader.frame().sort(COLUMNS).equals(frame.sort(COLUMNS))
 
 
 def test_threads_share_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that is asked for in the middle of an `add` waits for it, and loses nothing."""
+    """`compact` during an `add` waits for it, and loses nothing."""
     store, real, adding = opened(tmp_path), Journal.add, threading.Event()
     store.add(one("before"))
 
@@ -597,7 +581,7 @@ def test_threads_share_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(store.frame()) == 2
 
 
-def test_a_forked_process_writes_a_journal_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_process_writes_its_own_journal(tmp_path: Path) -> None:
     code = """
         store = Store(sys.argv[1], "mine", PLAN)
         store.add(one("parent"))
@@ -613,13 +597,13 @@ def test_a_forked_process_writes_a_journal_of_its_own(tmp_path: Path) -> None:
     assert len(files(tmp_path, "journals")) == 2
 
 
-def test_journals_left_behind_become_shards_and_running_ones_stay(tmp_path: Path) -> None:
+def test_abandoned_journals_are_compacted_and_active_ones_kept(tmp_path: Path) -> None:
     assert run_script("Store(sys.argv[1], 'mine', PLAN).add(one('dead'))", str(tmp_path)).returncode == 0
     running, store = opened(tmp_path), opened(tmp_path)
     running.add(one("running"))
     store.add(one("own"))
     assert len(store.compact()) == 1
-    assert len(files(tmp_path, "journals")) == 2  # without being asked, only its own
+    assert len(files(tmp_path, "journals")) == 2  # by default, only its own
     assert len(store.compact(others=True)) == 1
     assert len(files(tmp_path, "journals")) == 1
     running.add(one("later"))
@@ -627,26 +611,26 @@ def test_journals_left_behind_become_shards_and_running_ones_stay(tmp_path: Path
     assert store.compact(others=True) == ()
 
 
-def test_a_new_journal_that_was_gathered_at_once_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, real, gathered = opened(tmp_path), Journal._hold, []
+def test_a_new_journal_that_is_compacted_before_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, real, removed = opened(tmp_path), Journal._lock, []
 
     def slow(journal: Journal) -> bool | None:
-        if not gathered:  # between the making of the file and its lock
-            gathered.append(journal.path)
+        if not removed:  # between the creation of the file and its lock
+            removed.append(journal.path)
             journal.path.unlink()
         return real(journal)
 
-    monkeypatch.setattr(Journal, "_hold", slow)
+    monkeypatch.setattr(Journal, "_lock", slow)
     store.add(one("a"))
     assert store.done() == {"a"}
-    assert not gathered[0].exists()
+    assert not removed[0].exists()
 
 
 @pytest.mark.parametrize("moment", ["journals", "shards", "reading"])
-def test_a_journal_that_becomes_a_shard_meanwhile_is_seen(
+def test_a_journal_that_is_compacted_during_a_read_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """After the journals were listed, after the shards were, and after it was seen that there is no shard of it."""
+    """After the journals were listed, after the shards were listed, or after its shard was found missing."""
     writer, reader = opened(tmp_path), opened(tmp_path)
     files_of, entries_of = reader._files, folder.entries
 
@@ -672,7 +656,7 @@ def test_a_journal_that_becomes_a_shard_meanwhile_is_seen(
     assert reader.frame()["key"].to_list() == ["a", "b", "c"]
 
 
-# -- kills -------------------------------------------------------------------------------------------------------------
+# -- Kills -------------------------------------------------------------------------------------------------------------
 
 
 ENDLESS = """
@@ -682,7 +666,7 @@ ENDLESS = """
     while True:
         key = f"{name}-{i}"
         store.add(FinishedTask(key, {"verb": "compare"}, wide, 0.5))
-        os.write(1, f"{key}\\n".encode())  # told only once add has returned
+        os.write(1, f"{key}\\n".encode())  # printed after add has returned
         i += 1
         if every and i % every == 0:
             store.compact(others=True)
@@ -691,27 +675,27 @@ ENDLESS = """
 
 
 def killed(folder: Path, name: str, every: int, after: int, moment: float) -> list[str]:
-    """The keys that a writer said it had stored before it was killed at a random moment."""
+    """The keys that a writer printed as stored before it was killed at a random moment."""
     process = subprocess.Popen(**program(ENDLESS, str(folder), name, str(every)), stdout=subprocess.PIPE)
     assert process.stdout is not None
-    told = [process.stdout.readline() for _ in range(after)]
+    printed = [process.stdout.readline() for _ in range(after)]
     threading.Timer(moment, process.kill).start()
-    told += process.stdout.read().splitlines(keepends=True)
+    printed += process.stdout.read().splitlines(keepends=True)
     assert process.wait(60) == -signal.SIGKILL
     process.stdout.close()
-    return [line.decode().strip() for line in told if line.endswith(b"\n")]
+    return [line.decode().strip() for line in printed if line.endswith(b"\n")]
 
 
 @pytest.mark.parametrize("every", [0, 3], ids=["add", "compact"])
 def test_a_writer_killed_at_any_moment_loses_nothing(tmp_path: Path, every: int) -> None:
     draw = random.Random(every)
-    told = set[str]()
+    printed = set[str]()
     for round in range(10):
-        told |= set(killed(tmp_path, f"{round}", every, draw.randrange(1, 8), draw.uniform(0, 0.03))) - {"compacted"}
+        printed |= set(killed(tmp_path, f"{round}", every, draw.randrange(1, 8), draw.uniform(0, 0.03))) - {"compacted"}
         store = opened(tmp_path)
         done = store.done()
-        assert told <= done
-        assert len(done - told) <= round + 1  # the one it was killed in, at most
+        assert printed <= done
+        assert len(done - printed) <= round + 1  # at most the one during which it was killed
         frame = store.frame()
         assert set(frame["key"]) == done
         assert len(frame) == 300 * len(done)
@@ -724,8 +708,8 @@ def test_a_writer_killed_at_any_moment_loses_nothing(tmp_path: Path, every: int)
 @pytest.mark.parametrize(
     ("moment", "shard"), [("replace", r"\..*\.parquet\.part"), ("unlink", r"\d.*\.parquet")], ids=["before", "between"]
 )
-def test_a_kill_around_the_renaming_doubles_nothing(tmp_path: Path, moment: str, shard: str) -> None:
-    """Killed when the shard is written but has no name yet; and when it has, but the journal is still there."""
+def test_a_kill_during_compaction_repeats_nothing(tmp_path: Path, moment: str, shard: str) -> None:
+    """Killed before the shard is renamed, or between the renaming and the removal of the journal."""
     code = """
         from pathlib import Path
         store = Store(sys.argv[1], "mine", PLAN)
@@ -738,8 +722,8 @@ def test_a_kill_around_the_renaming_doubles_nothing(tmp_path: Path, moment: str,
     assert len(files(tmp_path, "journals")) == 1
     (name,) = files(tmp_path, "shards")
     assert re.fullmatch(shard, name)
-    if moment == "unlink":  # the shard counts, whatever becomes of the journal
-        (tmp_path / "journals" / files(tmp_path, "journals")[0]).write_text("nothing of use")
+    if moment == "unlink":  # the shard counts, not the journal
+        (tmp_path / "journals" / files(tmp_path, "journals")[0]).write_text("damaged")
     store = opened(tmp_path)
     for _ in range(2):
         assert store.done() == {"a"}

@@ -1,4 +1,4 @@
-"""Entries: the records of a study, checked and split into tasks and what each task found."""
+"""The result rows of a study, checked and split into tasks and entries."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from intertwine.lab.study.records import COLUMNS
 
 @runtime_checkable
 class DataFrameLike(Protocol):
-    """A polars frame, as far as the report uses one."""
+    """A polars data frame, as far as the report uses it."""
 
     def to_dicts(self) -> list[dict[str, Any]]: ...
 
 
 Records: TypeAlias = DataFrameLike | Iterable[Mapping[str, Any]]
-#: What a row says about its task; the other columns are the row's own.
-ABOUT_THE_TASK = (
+#: The columns of a task; the others are of the row.
+TASK_COLUMNS = (
     "study", "key", "verb", "zoo", "a", "b", "options", "repeat",
     "seconds", "peak_mib", "version", "torch", "python", "git", "command", "made_at",
 )  # fmt: skip
-NEEDED = ("verb", "quantity", "value")
+REQUIRED = ("verb", "quantity", "value")
 NUMBERS = ("index", "value", "low", "high")
 
 
 @dataclass(frozen=True, eq=False)
 class TaskRecord:
-    """One task. `about` holds its columns as they came; `options` is read from its JSON text. `number` counts up."""
+    """One task: its number, its columns, and its options parsed from JSON."""
 
     number: int
     about: Mapping[str, Any]
@@ -50,14 +50,14 @@ class TaskRecord:
         return self.about["command"]
 
     def text(self, column: str) -> str:
-        """A column in words; empty where it has none."""
-        found = self.about[column]
-        return "" if found is None else str(found)
+        """A column as text; empty if it has no value."""
+        value = self.about[column]
+        return "" if value is None else str(value)
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One number, or in `note` the reason why there is none."""
+    """One number, or the reason in `note` why there is none."""
 
     task: TaskRecord
     quantity: str
@@ -72,7 +72,7 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class StudyResults:
-    """Everything a study found."""
+    """The results of a study."""
 
     name: str
     tasks: tuple[TaskRecord, ...]
@@ -84,72 +84,57 @@ class StudyResults:
 
 
 def read(records: Records) -> StudyResults:
-    """The results in a polars frame or in a list of records.
+    """The results in a polars data frame or in a list of records.
 
     >>> found = read([{"verb": "fold", "quantity": "accuracy", "value": 0.9, "command": "intertwine fold net"}])
     >>> found.entries[0].value, found.tasks[0].command
     (0.9, 'intertwine fold net')
     """
-    tasks: dict[tuple[Any, ...], TaskRecord] = {}
-    entries = [_entry(number, record, tasks) for number, record in enumerate(_rows(records))]
-    names = list(dict.fromkeys(text for task in tasks.values() if (text := task.text("study"))))
-    return StudyResults(", ".join(names), tuple(tasks.values()), tuple(entries))
-
-
-def _rows(records: Records) -> list[Mapping[str, Any]]:
     rows: list[Mapping[str, Any]] = [*(records.to_dicts() if isinstance(records, DataFrameLike) else records)]
-    for row in rows[:1]:
-        missing = [name for name in NEEDED if name not in row]
-        if missing:
-            raise InputError(
-                f"A report was asked for, but the records have no column {', '.join(missing)}; they have "
-                f"{', '.join(map(str, row))}. Give the frame of a study's store, with the columns "
-                f"{', '.join(COLUMNS)}."
-            )
-    return rows
+    missing = [name for name in REQUIRED if rows and name not in rows[0]]
+    if missing:
+        raise InputError(
+            f"The records have no column {', '.join(missing)}, only {', '.join(map(str, rows[0]))}. Give the data frame "
+            f"of a study's store, with the columns {', '.join(COLUMNS)}."
+        )
+    tasks: dict[tuple[Any, ...], TaskRecord] = {}
+    entries = tuple(_entry(number, row, tasks) for number, row in enumerate(rows))
+    names = dict.fromkeys(text for task in tasks.values() if (text := task.text("study")))
+    return StudyResults(", ".join(names), tuple(tasks.values()), entries)
 
 
 def _entry(number: int, record: Mapping[str, Any], tasks: dict[tuple[Any, ...], TaskRecord]) -> Entry:
-    about = tuple(record.get(name) for name in ABOUT_THE_TASK)
-    task = tasks.get(about)
+    values = tuple(record.get(name) for name in TASK_COLUMNS)
+    task = tasks.get(values)
     if task is None:
-        named = dict(zip(ABOUT_THE_TASK, about, strict=True))
-        task = tasks[about] = TaskRecord(len(tasks), named, _options(number, named["options"]))
-    found = {name: _number(number, name, record.get(name)) for name in NUMBERS}
-    note = record.get("note")
-    if found["value"] is not None and not math.isfinite(found["value"]):
-        note = note or f"the value is {found['value']}"
-    plain = {name: x if x is not None and math.isfinite(x) else None for name, x in found.items()}
-    return Entry(
-        task,
-        str(record["quantity"]),
-        **plain,
-        layer=_words(record.get("layer")),
-        other_layer=_words(record.get("other_layer")),
-        note=_words(note),
+        about = dict(zip(TASK_COLUMNS, values, strict=True))
+        task = tasks[values] = TaskRecord(len(tasks), about, _options(number, about["options"]))
+    index, value, low, high = (_number(number, name, record.get(name)) for name in NUMBERS)
+    layer, other_layer, note = (
+        None if (text := record.get(name)) is None else str(text) for name in ("layer", "other_layer", "note")
     )
-
-
-def _words(value: object) -> str | None:
-    return None if value is None else str(value)
+    if value is not None and not math.isfinite(value):
+        note = note or f"the value is {value}"
+    value, low, high, index = (x if x is not None and math.isfinite(x) else None for x in (value, low, high, index))
+    return Entry(task, str(record["quantity"]), value, low, high, index, layer, other_layer, note)
 
 
 def _number(row: int, column: str, value: object) -> float | None:
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return None if value is None else float(value)
-    raise InputError(
-        f"Row {row} of the records has {column} = {value!r}, which is no number. Give numbers, or None and a note."
-    )
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    raise InputError(f"{column} must be a number, or None with a note, but is {value!r} in row {row} of the records.")
 
 
 def _options(row: int, text: object) -> dict[str, Any]:
     try:
-        found = json.loads(str(text)) if text is not None else {}
+        options = json.loads(str(text)) if text is not None else {}
     except json.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
+        options = None
+    if not isinstance(options, dict):
         raise InputError(
-            f"Row {row} of the records has options = {text!r}. "
-            'Give the options as the text of a JSON object, such as {"beta": 0.1}.'
+            f'options must be the text of a JSON object, such as {{"beta": 0.1}}, but is {text!r} in row {row} of the '
+            "records."
         )
-    return found
+    return options

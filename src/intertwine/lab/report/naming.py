@@ -10,61 +10,59 @@ from html import escape
 from intertwine.lab.report.entries import Entry, TaskRecord
 from intertwine.lab.report.svg import Length
 
-# ----------------------------------------------------------------------------------------------------
-# Names: how pairs, networks, options and numbers are written, with no more words than tell them apart.
-
-
-PLAIN = ("family", "method")  # options whose value needs no name beside it
+UNNAMED_OPTIONS = ("family", "method")  # options whose value is clear without the option's name
+UNFOLDED_COMMANDS = 12  # a longer list of commands is folded
+NO_REASON = "no value, and no reason was given"
 
 
 @dataclass(frozen=True)
 class Names:
-    """Names within one section: what is the same in all of it is left out."""
+    """Names within one section, without what all its tasks have in common."""
 
     zoos: bool  # whether there are several
     options: tuple[str, ...]  # those that differ
 
     @classmethod
     def of(cls, entries: Iterable[Entry], besides: tuple[str, ...] = ()) -> Names:
-        """`besides`: options that are shown in some other way."""
+        """The names for some entries; options in `besides` are shown in another way."""
         tasks = list({id(e.task): e.task for e in entries}.values())
-        found: dict[str, set[str]] = {}
+        values: dict[str, set[str]] = {}
         for name in dict.fromkeys(name for task in tasks for name in task.options if name not in besides):
-            found[name] = {json.dumps(task.options.get(name), sort_keys=True) for task in tasks}
-        first = [name for name in PLAIN if name in found]
-        rest = [name for name in found if name not in PLAIN]
-        several = tuple(name for name in (*first, *rest) if len(found[name]) > 1)
-        return cls(len({task.text("zoo") for task in tasks}) > 1, several)
+            values[name] = {json.dumps(task.options.get(name), sort_keys=True) for task in tasks}
+        differing = [name for name in values if len(values[name]) > 1]
+        first = [name for name in UNNAMED_OPTIONS if name in differing]
+        rest = [name for name in differing if name not in UNNAMED_OPTIONS]
+        return cls(len({task.text("zoo") for task in tasks}) > 1, (*first, *rest))
 
     def pair(self, entry: Entry, between: str = "→") -> str:
-        """`a → b`; one name alone where there is no second network."""
-        named = [self._name(entry.task, column) for column in ("a", "b") if entry.task.text(column)]
-        return f" {between} ".join(named) or self._name(entry.task, "a")
+        """`a → b`; one name if there is no second network."""
+        names = [self._name(entry.task, column) for column in ("a", "b") if entry.task.text(column)]
+        return f" {between} ".join(names) or self.network(entry)
 
     def network(self, entry: Entry) -> str:
-        """The first network alone."""
+        """The first network."""
         return self._name(entry.task, "a")
 
     def in_full(self, entry: Entry) -> str:
-        """The first network, and the options that tell its task from others."""
+        """The first network and the options that differ."""
         return ", ".join(part for part in (self.network(entry), self.settings(entry)) if part)
 
     def settings(self, entry: Entry) -> str:
-        """The options that tell this task from others: `weights, beta=0.1`."""
+        """The options that differ: `weights, beta=0.1`."""
         values = [(name, entry.task.options.get(name)) for name in self.options]
         return ", ".join(
-            # "none" alone would say too little
-            written(value) if name in PLAIN and value not in (None, "none") else f"{name}={written(value)}"
+            # "none" needs the name of its option
+            written(value) if name in UNNAMED_OPTIONS and value not in (None, "none") else f"{name}={written(value)}"
             for name, value in values
         )
 
     def _name(self, task: TaskRecord, column: str) -> str:
-        """The network, with its zoo in front where there are several zoos or where the name is a bare number."""
+        """The network, with its zoo if there are several zoos or the name is a number."""
         name, zoo = task.text(column), task.text("zoo")
         if not name:
             return zoo or "one network"
-        said = name.startswith(f"{zoo}:")
-        return f"{zoo} {name}" if zoo and not said and (self.zoos or name.isdigit()) else name
+        needs_zoo = zoo and not name.startswith(f"{zoo}:") and (self.zoos or name.isdigit())
+        return f"{zoo} {name}" if needs_zoo else name
 
 
 def written(value: object) -> str:
@@ -79,11 +77,11 @@ def written(value: object) -> str:
 
 
 def short(value: Length | None) -> str:
-    """A number in four digits; a dash where there is none.
+    """A number with four digits; a dash for None.
 
     >>> short(0.123456), short(1234567.0), short(0.0), short(None)
     ('0.1235', '1,234,567', '0', '–')
-    >>> short(0.99998)  # a share of 1 is all of it
+    >>> short(0.99998)  # not rounded up to 1
     '0.9999'
     """
     if value is None:
@@ -93,10 +91,10 @@ def short(value: Length | None) -> str:
     return (f"{value:.4g}" if not 0.9999 < value < 1 else "0.9999").replace("-", "−", 1)
 
 
-def tick(value: Length) -> str:
-    """A number beside an axis, where there is room for seven letters.
+def tick_label(value: Length) -> str:
+    """A number beside an axis, in at most seven letters.
 
-    >>> tick(0.25), tick(12500.0), tick(10_000_000.0), tick(-2.5e8), tick(3e20)
+    >>> tick_label(0.25), tick_label(12500.0), tick_label(10_000_000.0), tick_label(-2.5e8), tick_label(3e20)
     ('0.25', '12,500', '10 M', '−250 M', '3e+20')
     """
     if abs(value) < 100_000:
@@ -108,7 +106,7 @@ def tick(value: Length) -> str:
 
 
 def duration(seconds: Length) -> str:
-    """A time in words.
+    """A duration as text.
 
     >>> duration(0.25), duration(75), duration(7265)
     ('0.25 s', '1 min 15 s', '2 h 1 min')
@@ -120,7 +118,7 @@ def duration(seconds: Length) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """`1 task`, `1,200 tasks`.
+    """A number with its noun.
 
     >>> counted(1, "task"), counted(1200, "task"), counted(2, "study", "studies")
     ('1 task', '1,200 tasks', '2 studies')
@@ -128,21 +126,14 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Commands: every number in the report links to the command that made it; each command is written once.
-
-
-FEW = 12  # as many commands are shown unfolded
-
-
 class Commands:
-    """The commands that something on the page links to, numbered as they are first needed."""
+    """The commands that the page links to, numbered in the order of their first use."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def number(self, command: str | None) -> int | None:
-        """The number of a command; None where the record names none.
+        """The number of a command.
 
         >>> commands = Commands()
         >>> commands.number("intertwine fold a"), commands.number("intertwine fold b"), commands.number(None)
@@ -151,30 +142,29 @@ class Commands:
         return None if command is None else self._numbers.setdefault(command, len(self._numbers))
 
     def of(self, entries: Iterable[Entry]) -> tuple[int, ...]:
-        """The numbers of the commands behind some entries, each once."""
+        """The numbers of the commands of some entries, each once."""
         numbers = (self.number(entry.task.command) for entry in entries)
         return tuple(dict.fromkeys(n for n in numbers if n is not None))
 
     def section(self) -> str:
-        """The list that the links lead to."""
+        """The list of commands, the target of the links."""
         if not self._numbers:
-            return "<p>The records name no commands.</p>"
-        made = "".join(f'<li id="c{n}"><code>{escape(text)}</code></li>' for text, n in self._numbers.items())
-        listed = f'<ol class="commands" start="0">{made}</ol>'
-        if len(self._numbers) <= FEW:
+            return "<p>The records contain no commands.</p>"
+        items = "".join(f'<li id="c{n}"><code>{escape(text)}</code></li>' for text, n in self._numbers.items())
+        listed = f'<ol class="commands" start="0">{items}</ol>'
+        if len(self._numbers) <= UNFOLDED_COMMANDS:
             return listed
         return f"<details><summary>{counted(len(self._numbers), 'command')}</summary>{listed}</details>"
 
 
 def link(numbers: tuple[int, ...]) -> str:
-    """The attributes of a link to some commands: the first as its target, all of them for the script."""
+    """The attributes of a link to commands: its target is the first, and the script shows all of them."""
     several = f' data-c="{" ".join(map(str, numbers))}"' if len(numbers) > 1 else ""
     return f'href="#c{numbers[0]}"{several}'
 
 
 def linked(value: float | None, numbers: tuple[int, ...], note: str | None = None) -> str:
-    """A number as a link to its commands; where there is no number, a dash that says why."""
+    """A number as a link to its commands, or a dash with the reason why there is none."""
     if value is None:
-        reason = escape(note or "no value, and no reason was given", quote=True)
-        return f'<span class="none" title="{reason}">–</span>'
+        return f'<span class="none" title="{escape(note or NO_REASON, quote=True)}">–</span>'
     return f"<a {link(numbers)}>{short(value)}</a>" if numbers else short(value)

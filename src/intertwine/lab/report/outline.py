@@ -1,4 +1,4 @@
-"""The outline of a symmetry: wires by module with repeated ones joined, as data and as nested HTML lists."""
+"""The outline of a symmetry: wires by module with repetitions joined, as data and as nested HTML lists."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from typing import NamedTuple
 
 from intertwine.symmetry.wire import Frozen, Wire
 
-# ----------------------------------------------------------------------------------------------------
-# Folding: runs of things that look alike are told once, whether they repeat one by one or in turns.
-
-
 MAX_PERIOD = 8
 
 
 class Repetition(NamedTuple):
-    """`count` turns of `period` items, from position `start` on."""
+    """`count` repeats of `period` items, from position `start` on."""
 
     start: int
     period: int
@@ -33,24 +29,24 @@ class Repetition(NamedTuple):
 
 
 def repetitions(keys: Sequence[Hashable]) -> list[Repetition]:
-    """Cut a sequence into runs of equal turns, the longest first; what does not repeat is a run of its own.
+    """Divide a sequence into runs of equal groups, the longest first; an item that does not repeat is its own run.
 
     >>> [tuple(run) for run in repetitions("xaaaabcbcy")]
     [(0, 1, 1), (1, 1, 4), (5, 2, 2), (9, 1, 1)]
     """
-    found: list[Repetition] = []
+    runs: list[Repetition] = []
     start = 0
     while start < len(keys):
-        turns = [Repetition(start, period, _turns(keys, start, period)) for period in range(1, MAX_PERIOD + 1)]
-        repeating = [run for run in turns if run.count > 1]
+        candidates = [Repetition(start, period, _repeats(keys, start, period)) for period in range(1, MAX_PERIOD + 1)]
+        repeating = [run for run in candidates if run.count > 1]
         run = max(repeating, key=lambda r: r.period * r.count, default=Repetition(start, 1, 1))
-        found.append(run)
+        runs.append(run)
         start = run.last + 1
-    return found
+    return runs
 
 
-def _turns(keys: Sequence[Hashable], start: int, period: int) -> int:
-    """How often the `period` items at `start` follow each other."""
+def _repeats(keys: Sequence[Hashable], start: int, period: int) -> int:
+    """How often the `period` items at `start` repeat."""
     count = 1
     while (end := start + (count + 1) * period) <= len(keys) and all(
         keys[i] == keys[i - period] for i in range(end - period, end)
@@ -60,36 +56,31 @@ def _turns(keys: Sequence[Hashable], start: int, period: int) -> int:
 
 
 def number_free(name: str) -> str:
-    """A name with its numbers blotted out: `encoder_layer_3` and `encoder_layer_4` are of one kind."""
+    """A name with its numbers replaced, equal for `encoder_layer_3` and `encoder_layer_4`."""
     return re.sub(r"\d+", "#", name)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The outline of a symmetry: wires under the module that holds them, fibres under their base, repetitions told once.
 
 
 @dataclass(frozen=True)
 class OutlineLine:
-    """A wire, named from the section it stands in; it stands for `count` wires that look alike, up to `last`."""
+    """A wire, named relative to its section, with its dependent wires; it represents `count` wires, up to `last`."""
 
     label: str
     wire: Wire
-    fibres: tuple[OutlineLine, ...] = ()
+    dependents: tuple[OutlineLine, ...] = ()
     last: str = ""
     count: int = 1
 
     @property
     def key(self) -> Hashable:
-        """What two lines that look alike share."""
-        return self.label, self.count, self.wire.size, str(self.wire.group), tuple(f.key for f in self.fibres)
+        """Equal for lines that look alike."""
+        return self.label, self.count, self.wire.size, str(self.wire.group), tuple(d.key for d in self.dependents)
 
 
 @dataclass(frozen=True)
 class OutlineSection:
-    """A module and the wires that act inside it alone. It stands for `count` modules that look alike, up to `last`.
+    """A module and the wires that act only inside it; it represents `count` similar modules, up to `last`.
 
-    Where modules of several kinds take turns, the section of the run holds one section for each kind and `count` is the
-    number of turns.
+    If modules of several kinds alternate, the section has one section per kind, and `count` is the number of rounds.
     """
 
     label: str
@@ -100,55 +91,55 @@ class OutlineSection:
 
     @property
     def key(self) -> Hashable:
-        """What two sections that look alike share, their names aside."""
+        """Equal for sections that look alike, apart from their names."""
         return self.count, tuple(ln.key for ln in self.lines), tuple((s.label, s.key) for s in self.sections)
 
 
 def title(item: OutlineLine | OutlineSection) -> str:
-    """`layers.0 … layers.23 (×24)` for a run, the plain label otherwise."""
+    """`layers.0 … layers.23 (×24)` for a run, the label otherwise."""
     return f"{item.label} … {item.last} (×{item.count})" if item.count > 1 else item.label
 
 
 def outline(wires: Sequence[Wire]) -> OutlineSection:
-    """The root section, which holds all wires. Its label is empty."""
+    """The root section, which holds all wires; its label is empty."""
     names = {w.name for w in wires}
-    fibres: dict[str, list[Wire]] = defaultdict(list)
+    dependents: dict[str, list[Wire]] = defaultdict(list)
     tops: list[Wire] = []
     for wire in wires:
         base = next((b for b in reversed(wire.over) if b in names), None)
-        (tops if base is None else fibres[base]).append(wire)
+        (tops if base is None else dependents[base]).append(wire)
     placed: dict[tuple[str, ...], list[OutlineLine]] = defaultdict(list)
     for wire in tops:
-        home = _home(wire, fibres)
-        placed[home].append(_line(wire, home, fibres))
+        home = _home(wire, dependents)
+        placed[home].append(_line(wire, home, dependents))
     return replace(_section((), placed), label="")
 
 
-def _home(wire: Wire, fibres: dict[str, list[Wire]]) -> tuple[str, ...]:
-    """The deepest module in which the wire and all its fibres act, as long as the wire's name still says more."""
-    paths = [slot.parameter.split(".")[:-1] for w in _family(wire, fibres) for slot in w.slots]
+def _home(wire: Wire, dependents: dict[str, list[Wire]]) -> tuple[str, ...]:
+    """The innermost module in which the wire and its dependents act, and which the wire's name starts with."""
+    paths = [slot.parameter.split(".")[:-1] for w in _family(wire, dependents) for slot in w.slots]
     home = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
     while home and not wire.name.startswith(".".join(home) + "."):
         home = home[:-1]
     return tuple(home)
 
 
-def _family(wire: Wire, fibres: dict[str, list[Wire]]) -> list[Wire]:
-    return [wire, *(w for fibre in fibres[wire.name] for w in _family(fibre, fibres))]
+def _family(wire: Wire, dependents: dict[str, list[Wire]]) -> list[Wire]:
+    return [wire, *(w for dependent in dependents[wire.name] for w in _family(dependent, dependents))]
 
 
-def _line(wire: Wire, home: tuple[str, ...], fibres: dict[str, list[Wire]]) -> OutlineLine:
+def _line(wire: Wire, home: tuple[str, ...], dependents: dict[str, list[Wire]]) -> OutlineLine:
     label = wire.name.removeprefix(".".join(home) + "." if home else "")
-    inner = _folded([_line(w, home, fibres) for w in fibres[wire.name]], _alike)
+    inner = _joined([_line(w, home, dependents) for w in dependents[wire.name]], _join_lines)
     return OutlineLine(label, wire, tuple(inner))
 
 
 def _section(path: tuple[str, ...], placed: dict[tuple[str, ...], list[OutlineLine]]) -> OutlineSection:
-    """The section of a module; a module with nothing of its own and a single section inside is told as one."""
+    """The section of a module; a module without wires of its own and with a single section is merged with it."""
     depth = len(path)
     names = dict.fromkeys(home[depth] for home in placed if home[:depth] == path and len(home) > depth)
-    inner = _folded([_section((*path, name), placed) for name in names], _together)
-    lines = _folded(placed.get(path, []), _alike)
+    inner = _joined([_section((*path, name), placed) for name in names], _join_sections)
+    lines = _joined(placed.get(path, []), _join_lines)
     label = path[-1] if path else ""
     if not lines and len(inner) == 1 and path:
         only = inner[0]
@@ -156,45 +147,43 @@ def _section(path: tuple[str, ...], placed: dict[tuple[str, ...], list[OutlineLi
     return OutlineSection(label, tuple(lines), tuple(inner))
 
 
-def _folded(items: Sequence, join: Callable[[Sequence, Repetition], list]) -> list:
-    """Items with the runs among them joined into one."""
-    keys = [(number_free(item.label), _nameless(item)) for item in items]
+def _joined(items: Sequence, join: Callable[[Sequence, Repetition], list]) -> list:
+    """Items, with runs joined by `join`."""
     joined: list = []
-    for run in repetitions(keys):
+    for run in repetitions([(number_free(item.label), _content(item)) for item in items]):
         joined += items[run.start : run.last + 1] if run.count == 1 else join(items, run)
     return joined
 
 
-def _nameless(item: OutlineLine | OutlineSection) -> Hashable:
+def _content(item: OutlineLine | OutlineSection) -> Hashable:
+    """What items that look alike have in common, apart from numbers in names."""
     if isinstance(item, OutlineSection):
         return item.key
-    return (
-        item.wire.size,
-        str(item.wire.group),
-        tuple((number_free(f.label), f.wire.size, str(f.wire.group)) for f in item.fibres),
-    )
+    inner = tuple((number_free(d.label), d.wire.size, str(d.wire.group)) for d in item.dependents)
+    return item.wire.size, str(item.wire.group), inner
 
 
-def _alike(lines: Sequence[OutlineLine], run: Repetition) -> list[OutlineLine]:
-    """Three wires or more that look alike become one line, one for each kind where kinds take turns."""
+def _join_lines(lines: Sequence[OutlineLine], run: Repetition) -> list[OutlineLine]:
+    """Three or more similar wires become one line per kind."""
     if run.count < 3:
         return list(lines[run.start : run.last + 1])
-    behind = run.period - 1  # of the last turn, the place of each kind
-    kinds = enumerate(lines[run.start : run.start + run.period])
-    return [replace(kind, last=lines[run.last - behind + i].label, count=run.count) for i, kind in kinds]
+    last_round = run.last - run.period + 1
+    return [
+        replace(lines[run.start + i], last=lines[last_round + i].label, count=run.count) for i in range(run.period)
+    ]  # fmt: skip
 
 
-def _together(sections: Sequence[OutlineSection], run: Repetition) -> list[OutlineSection]:
+def _join_sections(sections: Sequence[OutlineSection], run: Repetition) -> list[OutlineSection]:
     first, last = sections[run.start], sections[run.last].label
     if run.period == 1 and first.count == 1:
         return [replace(first, last=last, count=run.count)]
-    turn = tuple(sections[run.start : run.start + run.period])
-    return [OutlineSection(first.label, (), turn, last, run.count)]
+    kinds = tuple(sections[run.start : run.start + run.period])
+    return [OutlineSection(first.label, (), kinds, last, run.count)]
 
 
 @dataclass(frozen=True)
 class FrozenReason:
-    """Why axes are frozen: the reason without its place in the code, how many axes, and the first of them."""
+    """A reason without its place in the code, and the axes that are frozen for it."""
 
     text: str
     axes: tuple[str, ...]
@@ -202,34 +191,25 @@ class FrozenReason:
 
 def frozen_reasons(frozen: Iterable[Frozen]) -> list[FrozenReason]:
     """Frozen axes grouped by reason, the most frequent first."""
+    line = r"(?:(?! at )[^()/])+\.py:\d+(?: in [\w.]+)?"
+    place = re.compile(rf" at (?:{line}|the model's forward|[\w.]+)| \({line}\)")
     grouped: dict[str, list[str]] = defaultdict(list)
     for what, reason in frozen:
-        grouped[_without_place(reason)].append(what)
+        grouped[place.sub("", reason)].append(what)  # `conv2d at resnet.py:12 in layer1.conv1` → `conv2d`
     return sorted((FrozenReason(text, tuple(axes)) for text, axes in grouped.items()), key=lambda r: -len(r.axes))
 
 
-def _without_place(reason: str) -> str:
-    """`conv2d at resnet.py:12 in layer1.conv1` → `conv2d`: one cause in many places is one reason."""
-    line = r"(?:(?! at )[^()/])+\.py:\d+(?: in [\w.]+)?"
-    return re.sub(rf" at (?:{line}|the model's forward|[\w.]+)| \({line}\)", "", reason)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The wires of a symmetry as HTML: nested lists, the look of which is that of the page they stand in.
-
-
 def wires_html(section: OutlineSection) -> str:
-    """An outline as nested lists."""
-    return f'<div class="wires">{_section_page(section)}</div>'
+    """An outline as nested HTML lists."""
+    return f'<div class="wires">{_section_html(section)}</div>'
 
 
-def _section_page(section: OutlineSection) -> str:
-    inner = "".join(f"<li><b>{escape(title(s))}</b>{_section_page(s)}</li>" for s in section.sections)
-    return f"<ul>{''.join(map(_line_page, section.lines))}{inner}</ul>"
+def _section_html(section: OutlineSection) -> str:
+    inner = "".join(f"<li><b>{escape(title(s))}</b>{_section_html(s)}</li>" for s in section.sections)
+    return f"<ul>{''.join(map(_line_html, section.lines))}{inner}</ul>"
 
 
-def _line_page(line: OutlineLine) -> str:
-    wire = line.wire
-    fibres = f"<ul>{''.join(map(_line_page, line.fibres))}</ul>" if line.fibres else ""
-    size, group = f'<span class="size">{wire.size}</span>', f'<span class="group">{escape(str(wire.group))}</span>'
-    return f"<li>{escape(title(line))}{size}{group}{fibres}</li>"
+def _line_html(line: OutlineLine) -> str:
+    inner = f"<ul>{''.join(map(_line_html, line.dependents))}</ul>" if line.dependents else ""
+    size, group = f'<span class="size">{line.wire.size}</span>', escape(str(line.wire.group))
+    return f'<li>{escape(title(line))}{size}<span class="group">{group}</span>{inner}</li>'

@@ -1,4 +1,4 @@
-"""`report.write`: the results of a study as one HTML file under ten megabytes that loads nothing from a network."""
+"""`report.write`: the results of a study as one HTML file under ten megabytes that needs no network."""
 
 from __future__ import annotations
 
@@ -33,16 +33,11 @@ from intertwine.lab.study.plan import Plan, plan_of
 from intertwine.lab.study.running import Study
 from intertwine.lab.study.store import Store
 from intertwine.lab.study.zoos import NetworkCache, zoo_folder
-from intertwine.lab.zoo.manifest import MANIFEST_FILE as MANIFEST
-from intertwine.lab.zoo.manifest import read_manifest
+from intertwine.lab.zoo.manifest import MANIFEST_FILE, read_manifest
 from intertwine.symmetry.symmetry import symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# `write_study`: one HTML file that holds everything, asks nothing of any network, and stays below ten megabytes.
-
-
-MOST_BYTES = 9_500_000
-MOST_MARKS, MOST_ROWS = 24_000, 60_000  # drawn per section, and listed
+MAX_BYTES = 9_500_000
+MAX_MARKS, MAX_ROWS = 24_000, 60_000  # drawn per section, and listed
 #: The sections of the verbs, in the order of the page.
 SECTION_MAKERS: Mapping[str, Callable[[StudyResults, Commands, int], PageSection | None]] = {
     "symmetry": symmetry_section,
@@ -57,6 +52,45 @@ SECTION_MAKERS: Mapping[str, Callable[[StudyResults, Commands, int], PageSection
 }
 
 
+def write(results: Study | str | Path | Any, path: str | Path) -> Path:
+    """Write a report that opens from disk, without a network.
+
+    Args:
+        results: the return value of `study.run`, the folder of a study, or a data frame of results.
+        path: of the HTML file.
+
+    Raises:
+        InputError: the folder holds no study, or the file cannot be written.
+
+    Example:
+        >>> import tempfile, intertwine as it
+        >>> zoo = {"architecture": "mlp", "data": "digits", "seeds": "0:2", "epochs": 2}
+        >>> plan = {"name": "small", "zoos": {"z": zoo}, "parts": [{"verb": "accuracy"}]}
+        >>> folder = tempfile.mkdtemp()
+        >>> it.report.write(it.study.run(plan, out=folder + "/small"), folder + "/report.html").name
+        'report.html'
+    """
+    if not isinstance(results, Study | str | Path):
+        return write_study(results, path)
+    folder = results.folder if isinstance(results, Study) else Path(results)
+    store = Store.existing(folder)
+    networks = _wire_outlines(plan_of(store.plan), folder)
+    return write_study(store.frame(), path, plan=store.plan, networks=networks, failures=store.errors())
+
+
+def _wire_outlines(plan: Plan, folder: Path) -> dict[str, str]:
+    """The wires of each zoo's architecture as HTML; zoos that no longer exist are left out."""
+    outlines = {}
+    for name, zoo in plan.zoos.items():
+        place = zoo_folder(name, zoo, folder)
+        records = read_manifest(place).records if (place / MANIFEST_FILE).exists() else ()
+        if records:
+            cache = NetworkCache({name: str(place)})
+            network = cache.network(name, records[0].seed)
+            outlines[name] = wires_html(outline(symmetry(network, cache.example(name, network)).wires))
+    return outlines
+
+
 def write_study(
     records: Records,
     path: str | Path,
@@ -64,12 +98,14 @@ def write_study(
     networks: Mapping[str, str] | None = None,
     failures: Sequence[Failure] = (),
 ) -> Path:
-    """Write the report of a study.
+    """Write the report of some results.
 
     Args:
-        records: a polars frame or records with the columns of a result store.
-        path: of the HTML file. plan: what was to run. failures: what `Store.errors()` gives.
-        networks: name → outline of its symmetry in HTML, as `intertwine.lab.report.outline.wires_html` makes it.
+        records: a polars data frame or records with the columns of a result store.
+        path: of the HTML file.
+        plan: of the study.
+        networks: name → outline of its symmetry in HTML, from `intertwine.lab.report.outline.wires_html`.
+        failures: from `Store.errors`.
 
     >>> import tempfile
     >>> row = {"study": "mine", "verb": "fold", "a": "net", "quantity": "accuracy", "index": 0.5, "value": 0.9}
@@ -77,36 +113,28 @@ def write_study(
     ...     write_study([row], folder + "/report.html").stat().st_size < 10_000_000
     True
     """
-    text = study_page(read(records), plan or {}, networks or {}, failures)
-    file = Path(path)
-    write_text(file, text)
-    return file
+    write_text(path, study_page(read(records), plan or {}, networks or {}, failures))
+    return Path(path)
 
 
 def study_page(
     results: StudyResults, plan: Mapping[str, Any], networks: Mapping[str, str], failures: Sequence[Failure]
 ) -> str:
-    """The page; fewer pictures and rows are put on it until it is small enough."""
+    """The page, with as many pictures and rows as fit."""
     share, count = 1.0, len(results.entries)
     while True:
-        rows = _evenly(results.entries, int(min(MOST_ROWS, count) * share))
-        text = _page(results, rows, int(min(MOST_MARKS, count) * share), plan, networks, failures)
+        most = int(min(MAX_ROWS, count) * share)
+        rows = [results.entries[i * count // most] for i in range(most)] if count > most else list(results.entries)
+        text = _page(results, rows, int(min(MAX_MARKS, count) * share), plan, networks, failures)
         size = len(text.encode())
-        if size <= MOST_BYTES:
+        if size <= MAX_BYTES:
             return text
         if share < 0.001:
             raise InputError(
-                f"The report would be {size / 1e6:.0f} MB without its rows, and at most {MOST_BYTES / 1e6:.1f} MB "
-                "are allowed. The plan or the outlines of the networks are that large: give fewer."
+                f"The report needs {size / 1e6:.0f} MB without its rows, but at most {MAX_BYTES / 1e6:.1f} MB are "
+                "allowed: the plan or the outlines of the networks are too large. Give fewer."
             )
-        share *= min(0.8, 0.9 * MOST_BYTES / size)
-
-
-def _evenly(entries: Sequence[Entry], most: int) -> list[Entry]:
-    """At most so many entries, spread over all of them."""
-    if len(entries) <= most:
-        return list(entries)
-    return [entries[i * len(entries) // most] for i in range(most)]
+        share *= min(0.8, 0.9 * MAX_BYTES / size)
 
 
 def _page(
@@ -121,20 +149,18 @@ def _page(
     made = {"accuracy": networks_section(results, commands, networks)}
     made |= {verb: maker(results, commands, marks) for verb, maker in SECTION_MAKERS.items()}
     drawn = {verb: section for verb, section in made.items() if section is not None}
-    anchors = {verb: section.anchor for verb, section in drawn.items()}
-    listed = tables(rows, len(results.entries), commands)
     sections = [
-        overview(results, failures, anchors),
+        overview(results, failures, {verb: section.anchor for verb, section in drawn.items()}),
         *drawn.values(),
-        listed,
+        tables(rows, len(results.entries), commands),
         provenance(results.tasks, plan),
-        PageSection("commands", "Commands", commands.section()),  # last: by now all that link to them are written
+        PageSection("commands", "Commands", commands.section()),  # last, when all links to them are written
     ]
     return _document(results.name or "Study", summary(results, failures), sections)
 
 
 def _document(heading: str, lead: str, sections: Sequence[PageSection]) -> str:
-    """The sections in an HTML page. Its policy forbids every request, and every script but our own."""
+    """The HTML page. Its policy forbids every request, and every script except ours."""
     style, script = (
         files("intertwine.lab.report").joinpath(name).read_text("utf-8") for name in ("study.css", "study.js")
     )
@@ -154,45 +180,3 @@ def _document(heading: str, lead: str, sections: Sequence[PageSection]) -> str:
         f'<p class="lead">{escape(lead)}</p></header>\n<nav aria-label="Sections"><ul>{links}</ul></nav>\n'
         f"<main>\n{body}\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
     )
-
-
-# ----------------------------------------------------------------------------------------------------
-# `report.write`: the results of a study as one HTML file; from its folder, from what `study.run` gave, or a table.
-
-
-def write(results: Study | str | Path | Any, path: str | Path) -> Path:
-    """Write a report that opens from disk, without a network.
-
-    Args:
-        results: what `study.run` gave, the folder of a study, or a data frame of results. path: of the HTML file.
-
-    Raises:
-        InputError: the folder holds no study, or the file cannot be written.
-
-    Example:
-        >>> import tempfile, intertwine as it
-        >>> zoo = {"architecture": "mlp", "data": "digits", "seeds": "0:2", "epochs": 2}
-        >>> plan = {"name": "small", "zoos": {"z": zoo}, "parts": [{"verb": "accuracy"}]}
-        >>> folder = tempfile.mkdtemp()
-        >>> it.report.write(it.study.run(plan, out=folder + "/small"), folder + "/report.html").name
-        'report.html'
-    """
-    if not isinstance(results, Study | str | Path):
-        return write_study(results, path)
-    folder = results.folder if isinstance(results, Study) else Path(results)
-    store = Store.existing(folder)
-    networks = _networks(plan_of(store.plan), folder)
-    return write_study(store.frame(), path, plan=store.plan, networks=networks, failures=store.errors())
-
-
-def _networks(plan: Plan, folder: Path) -> dict[str, str]:
-    """The wires of every architecture; a zoo whose networks are no longer there is left out."""
-    found = {}
-    for name, zoo in plan.zoos.items():
-        place = zoo_folder(name, zoo, folder)
-        records = read_manifest(place).records if (place / MANIFEST).exists() else ()
-        if records:
-            bench = NetworkCache({name: str(place)})
-            network = bench.network(name, records[0].seed)
-            found[name] = wires_html(outline(symmetry(network, bench.example(name, network)).wires))
-    return found

@@ -1,4 +1,4 @@
-"""SVG elements, shared colours and sizes, and numeric axis scales."""
+"""SVG elements, the colours and sizes of all pictures, and numeric axis scales."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from xml.sax.saxutils import escape, quoteattr
 
-# ----------------------------------------------------------------------------------------------------
-# SVG, element by element, and the few measures and colours that all pictures share.
-
-
 Length: TypeAlias = int | float  # in pixels
 INK, FAINT, GREY, EDGE, PAPER = "#1f2933", "#69737d", "#e4e7eb", "#cbd2d9", "#ffffff"
 PALETTE = (
@@ -20,15 +16,21 @@ PALETTE = (
 )
 FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 CHARACTER = 6.7  # width of a letter of the 11-pixel type
+SMALLEST_RANGE, SMALLEST_SHARE = (
+    1e-300,
+    1e-12,
+)  # a range below these, absolute or relative, cannot be divided into steps
 
 
 def element(tag: str, content: str = "", **attributes: str | Length) -> str:
-    """`<tag …>content</tag>`; `stroke_width=2` becomes `stroke-width="2"`, and content is taken as it is.
+    """`<tag …>content</tag>` with unescaped content; `stroke_width=2` is `stroke-width="2"`, and `class_` is `class`.
 
-    >>> element("rect", x=1.0, y=2.25, stroke_width=2)
-    '<rect x="1" y="2.2" stroke-width="2"/>'
+    >>> element("rect", x=1.0, y=2.25, stroke_width=2, class_="bar")
+    '<rect x="1" y="2.2" stroke-width="2" class="bar"/>'
     """
-    written = "".join(f" {name.replace('_', '-')}={quoteattr(_number(value))}" for name, value in attributes.items())
+    written = "".join(
+        f" {name.rstrip('_').replace('_', '-')}={quoteattr(_number(value))}" for name, value in attributes.items()
+    )
     return f"<{tag}{written}>{content}</{tag}>" if content else f"<{tag}{written}/>"
 
 
@@ -37,39 +39,25 @@ def _number(value: str | Length) -> str:
 
 
 def text(x: Length, y: Length, words: str, colour: str = INK, **attributes: str | Length) -> str:
-    """A line of text that begins at x (or is centred there, with `text_anchor="middle"`)."""
+    """A line of text that starts at x, or is centred there with `text_anchor="middle"`."""
     return element("text", escape(words), x=x, y=y, fill=colour, **attributes, **{"xml:space": "preserve"})
 
 
 def document(width: Length, height: Length, title: str, description: str, body: str) -> str:
-    """A standalone picture on white paper that says in words what it shows."""
+    """A standalone picture on white, with a title and a description for screen readers."""
     head = element("title", escape(title), id="picture-title") + element("desc", escape(description), id="picture-desc")
     paper = element("rect", width=width, height=height, fill=PAPER)
     picture = element(
-        "svg",
-        f"{head}\n{paper}\n{body}\n",
-        xmlns="http://www.w3.org/2000/svg",
-        width=width,
-        height=height,
-        viewBox=f"0 0 {_number(width)} {_number(height)}",
-        role="img",
-        aria_labelledby="picture-title picture-desc",
-        font_family=FONT,
-        font_size=11,
-    )
+        "svg", f"{head}\n{paper}\n{body}\n", xmlns="http://www.w3.org/2000/svg", width=width, height=height,
+        viewBox=f"0 0 {_number(width)} {_number(height)}", role="img", aria_labelledby="picture-title picture-desc",
+        font_family=FONT, font_size=11,
+    )  # fmt: skip
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{picture}\n'
-
-
-# ----------------------------------------------------------------------------------------------------
-# Scales: where a number lies on an axis, and which round numbers are written beside it.
-
-
-LEAST, SHARE = 1e-300, 1e-12  # a range below LEAST, or below this share of its numbers, has no steps to tell apart
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers from `low` to `high` onto pixels from `start` to `end`."""
+    """Maps numbers from `low` to `high` to pixels from `start` to `end`."""
 
     low: float
     high: float
@@ -81,7 +69,7 @@ class Scale:
 
 
 def step(low: float, high: float, count: int = 5) -> float:
-    """The round distance (1, 2 or 5 times a power of ten) that cuts an interval into about `count` parts.
+    """The round step (1, 2 or 5 times a power of ten) that divides an interval into about `count` parts.
 
     >>> step(0.0, 1.0), step(0.0, 37.0), step(0.0, 0.3)
     (0.2, 10.0, 0.1)
@@ -92,17 +80,17 @@ def step(low: float, high: float, count: int = 5) -> float:
 
 
 def around(values: Iterable[float], zero: bool = True, count: int = 10) -> tuple[float, float]:
-    """Round ends for an axis that shows the values, and 0 if `zero`. More parts leave less room at the ends.
+    """Round limits of an axis that shows the values, and 0 if `zero`; a larger `count` leaves smaller margins.
 
     >>> around([0.13, 0.92]), around([5.0]), around([])
     ((0.0, 1.0), (0.0, 5.0), (0.0, 1.0))
     >>> around([1e-14, 2.1e-15]), around([-3.3e-16])
     ((0.0, 1e-14), (-3.5e-16, 0.0))
     """
-    found = [*values, *([0.0] if zero else [])]
-    low, high = min(found, default=0.0), max(found, default=1.0)
-    if high - low <= max(LEAST, SHARE * max(abs(low), abs(high))):
-        high = low + max(1.0, abs(low) / 1000)  # a large number is the same with 1 added
+    shown = [*values, *([0.0] if zero else [])]
+    low, high = min(shown, default=0.0), max(shown, default=1.0)
+    if high - low <= max(SMALLEST_RANGE, SMALLEST_SHARE * max(abs(low), abs(high))):
+        high = low + max(1.0, abs(low) / 1000)  # adding 1 to a large number may not change it
     size = step(low, high, count)
     return multiple(math.floor(low / size + 1e-9), size), multiple(math.ceil(high / size - 1e-9), size)
 
@@ -121,9 +109,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def multiple(count: int, size: float) -> float:
-    """So many steps of a round size, without digits that only rounding made: as many decimals as the size has.
+    """`count * size`, rounded to the decimals of the size.
 
     >>> 3 * 0.1, multiple(3, 0.1), multiple(7, 2e-17), multiple(12, 500.0)
     (0.30000000000000004, 0.3, 1.4e-16, 6000.0)
     """
-    return round(count * size, -math.floor(math.log10(size))) + 0.0  # and not -0.0
+    return round(count * size, -math.floor(math.log10(size))) + 0.0  # + 0.0 turns -0.0 into 0.0

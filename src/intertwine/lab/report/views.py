@@ -1,4 +1,4 @@
-"""Views: pictures of one kind, with a switch for each thing they differ in. Without script all of them are shown."""
+"""HTML parts of the report: sections, tables, scrollable frames, and pictures behind switches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from intertwine.lab.report.naming import counted
 
 @dataclass(frozen=True)
 class View:
-    """A picture and what belongs to it.
+    """A picture.
 
     Attributes:
-        choice: the setting of each switch under which it is seen. caption: plain text that says what is seen.
-        body: HTML. marks: how many numbers it draws.
+        choice: the value of each switch that shows it.
+        caption: plain text.
+        body: HTML.
+        marks: how many numbers it draws.
     """
 
     choice: tuple[str, ...]
@@ -26,7 +28,7 @@ class View:
 
 @dataclass(frozen=True)
 class PageSection:
-    """A part of the page. `body` is HTML."""
+    """A section of the page; `body` is HTML."""
 
     anchor: str
     heading: str
@@ -34,9 +36,10 @@ class PageSection:
 
 
 def family(switches: Sequence[str], views: Iterable[View], total: int, most: int) -> str:
-    """Pictures behind switches, until `most` marks are drawn; what is left out is said.
+    """Pictures with one switch per property, as many as it takes to draw `most` marks.
 
-    `views` is asked for one picture at a time, so that those left out cost nothing.
+    Without JavaScript, all of them are shown. `views` is read one by one, so that pictures that are left out cost
+    nothing.
     """
     drawn: list[View] = []
     for view in views:
@@ -44,30 +47,10 @@ def family(switches: Sequence[str], views: Iterable[View], total: int, most: int
         if sum(v.marks for v in drawn) >= most:
             break
     labels = [list(dict.fromkeys(view.choice[i] for view in drawn)) for i in range(len(switches))]
-    made = "".join(_figure(view, labels) for view in drawn)
-    return f'<div class="family">{_left_out(len(drawn), total)}{_switches(switches, labels)}{made}</div>'
-
-
-def numbers(
-    caption: str, corner: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], word: str = "Numbers"
-) -> str:
-    """The numbers of a picture as a folded table. Cells are HTML, names are plain text."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (corner, *columns))
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
-        for name, cells in rows
-    )
-    return (
-        f"<details><summary>{escape(word)}</summary>"
-        f"{scrolled(f'<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>', caption)}</details>"
-    )
-
-
-def scrolled(html: str, label: str, kind: str = "") -> str:
-    """Something wide in a frame that scrolls by itself, by keyboard too."""
-    return (
-        f'<div class="scroll {kind}" tabindex="0" role="region" aria-label="{escape(label, quote=True)}">{html}</div>'
-    )
+    left_out = f"{len(drawn):,} of {counted(total, 'picture')} are drawn, to keep this file small."
+    note = f'<p class="said">{left_out}</p>' if len(drawn) < total else ""
+    figures = "".join(_figure(view, labels) for view in drawn)
+    return f'<div class="family">{note}{_switches(switches, labels)}{figures}</div>'
 
 
 def _figure(view: View, labels: list[list[str]]) -> str:
@@ -76,16 +59,37 @@ def _figure(view: View, labels: list[list[str]]) -> str:
 
 
 def _switches(switches: Sequence[str], labels: list[list[str]]) -> str:
-    """One list of choices per switch. A switch with one choice stays, hidden: the places of the others count on it."""
+    """A select element per switch. Those with one option are hidden, because the script counts on their positions."""
     made = []
-    for name, found in zip(switches, labels, strict=True):
-        options = "".join(f'<option value="{i}">{escape(label)}</option>' for i, label in enumerate(found))
-        hidden = " hidden" if len(found) < 2 else ""
+    for name, values in zip(switches, labels, strict=True):
+        options = "".join(f'<option value="{i}">{escape(label)}</option>' for i, label in enumerate(values))
+        hidden = " hidden" if len(values) < 2 else ""
         made.append(f"<label{hidden}>{escape(name)} <select>{options}</select></label>")
-    return f'<div class="switches js">{"".join(made)}</div>' if any(len(found) > 1 for found in labels) else ""
+    return f'<div class="switches js">{"".join(made)}</div>' if any(len(values) > 1 for values in labels) else ""
 
 
-def _left_out(drawn: int, total: int) -> str:
-    if drawn == total:
-        return ""
-    return f'<p class="said">{drawn:,} of {counted(total, "picture")} are drawn, to keep this file small.</p>'
+def heads(names: Iterable[str]) -> str:
+    """Header cells with these plain-text names."""
+    return "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+
+
+def html_table(head: str, rows: Iterable[str]) -> str:
+    """A table; `head` and `rows` are the HTML of its cells."""
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def numbers(caption: str, corner: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """The numbers of a picture as a folded table. Cells are HTML, names are plain text."""
+    body = (
+        f'<th scope="row">{escape(name)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}' for name, cells in rows
+    )
+    table = scrolled(html_table(heads((corner, *columns)), body), caption)
+    return f"<details><summary>Numbers</summary>{table}</details>"
+
+
+def scrolled(html: str, label: str, kind: str = "") -> str:
+    """A wide element in a frame that scrolls, also by keyboard."""
+    return (
+        f'<div class="scroll {kind}" tabindex="0" role="region" aria-label="{escape(label, quote=True)}">{html}</div>'
+    )

@@ -1,7 +1,7 @@
-"""The boxes of the wire graph: modules that hold parameters, the wires on each axis, repeated blocks folded.
+"""The boxes of the wire graph: modules with parameters, the wires on each axis, and repeated blocks folded.
 
-Blocks are folded when they hold the same parameters, the same shapes, and wires of their own in the same places; a wire
-that leaves the block must be one and the same wire in all of them.
+Blocks are folded if they have the same parameters and shapes, and wires of their own in the same places. A wire that
+leaves the block must be the same wire in all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from intertwine.symmetry.wire import Wire
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of an axis: how many positions, and the wires that act there (none: it is frozen)."""
+    """A part of an axis: its size, and the wires that act on it (none if it is frozen)."""
 
     size: int
     wires: tuple[str, ...]
@@ -32,7 +32,7 @@ AxisSegments: TypeAlias = tuple[tuple[Segment, ...], ...]
 
 @dataclass(frozen=True)
 class ParameterRow:
-    """Parameters of one module that have one shape and one set of wires, as one row of axes."""
+    """Parameters of one module with the same shape and wires, drawn as one row of axes."""
 
     names: tuple[str, ...]
     axes: AxisSegments
@@ -44,7 +44,7 @@ class ParameterRow:
 
 @dataclass(frozen=True)
 class Box:
-    """A module that holds parameters."""
+    """A module with parameters."""
 
     path: str
     rows: tuple[ParameterRow, ...]
@@ -56,7 +56,7 @@ class Box:
 
 @dataclass(frozen=True)
 class BlockFrame:
-    """Boxes `start` to `end` stand for `count` blocks, the first of which lies at `path`."""
+    """Boxes `start` to `end` represent `count` blocks, the first of which is at `path`."""
 
     text: str
     path: str
@@ -68,7 +68,7 @@ class BlockFrame:
 
 @dataclass(frozen=True)
 class FoldedBoxes:
-    """The boxes to draw, the frames around the repeated ones, and for every wire the one that is drawn for it."""
+    """The boxes to draw, the frames around repeated ones, and the wire that is drawn for each wire."""
 
     boxes: tuple[Box, ...]
     frames: tuple[BlockFrame, ...]
@@ -76,7 +76,7 @@ class FoldedBoxes:
 
 
 def boxes_of(symmetry: Symmetry, model: nn.Module) -> list[Box]:
-    """One box per module that holds parameters (or buffers that a wire moves), in the model's own order."""
+    """One box per module with parameters (or buffers that a wire changes), in the order of the model."""
     moved = {slot.parameter for wire in symmetry.wires for slot in wire.slots}
     buffers = [(name, b) for name, b in model.named_buffers() if name in moved]
     modules: dict[str, dict[str, AxisSegments]] = defaultdict(dict)
@@ -88,15 +88,22 @@ def boxes_of(symmetry: Symmetry, model: nn.Module) -> list[Box]:
 
 def _axes(symmetry: Symmetry, name: str, shape: tuple[int, ...]) -> AxisSegments:
     layout = symmetry.layouts.get(name)
-    if layout is None:  # the symmetry says nothing about it
+    if layout is None:  # not part of the symmetry
         return tuple((Segment(size, ()),) for size in shape)
     wires = {w.name for w in symmetry.wires}
     names = [s.name if s.name in wires else None for s in symmetry.wire_specs]
-    return tuple(_merged(_segments(tree, names)) for tree in layout.axes)
+    axes = []
+    for tree in layout.axes:
+        merged: list[Segment] = []
+        for segment in _segments(tree, names):  # neighbours with the same wires are merged
+            size = merged.pop().size if merged and merged[-1].wires == segment.wires else 0
+            merged.append(Segment(size + segment.size, segment.wires))
+        axes.append(tuple(merged))
+    return tuple(axes)
 
 
 def _segments(tree: LayoutAxis, names: Sequence[str | None]) -> list[Segment]:
-    """The blocks of an axis in order; factors that are flattened into one axis share their block."""
+    """The blocks of an axis in order; the factors of a flattened axis share a block."""
     if isinstance(tree, SumAxis):
         return [segment for part in tree.parts for segment in _segments(part, names)]
     if isinstance(tree, ProductAxis):
@@ -109,17 +116,8 @@ def _segments(tree: LayoutAxis, names: Sequence[str | None]) -> list[Segment]:
     return [Segment(tree.size, () if name is None else (name,))]
 
 
-def _merged(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Neighbours with the same wires as one segment."""
-    merged: list[Segment] = []
-    for segment in segments:
-        size = merged.pop().size if merged and merged[-1].wires == segment.wires else 0
-        merged.append(Segment(size + segment.size, segment.wires))
-    return tuple(merged)
-
-
 def _rows(tensors: Mapping[str, AxisSegments]) -> tuple[ParameterRow, ...]:
-    """Parameters with equal axes share a row; vectors that only repeat the wires of the matrices are left out."""
+    """Parameters with equal axes share a row; vectors that only repeat the wires of matrices are left out."""
     names: dict[AxisSegments, list[str]] = defaultdict(list)
     for name, axes in tensors.items():
         names[axes].append(name)
@@ -129,7 +127,20 @@ def _rows(tensors: Mapping[str, AxisSegments]) -> tuple[ParameterRow, ...]:
     return tuple(row for row in rows if row in large or not large or set(row.wires) - seen)
 
 
-# -- folding -----------------------------------------------------------------------------------------------------------
+# -- Folding -----------------------------------------------------------------------------------------------------------
+
+
+def fold_boxes(symmetry: Symmetry, model: nn.Module) -> FoldedBoxes:
+    """The boxes of a model, with repeated blocks drawn once."""
+    folder = _Folder({w.name: w for w in symmetry.wires})
+    folder.add("", boxes_of(symmetry, model), 0)
+    drawn = {}
+    for wire in folder.wires:
+        drawn[wire] = wire
+        while (other := folder.representative.get(drawn[wire], drawn[wire])) != drawn[wire]:
+            drawn[wire] = other
+    frames = sorted(folder.frames, key=lambda f: (f.start, f.depth))
+    return FoldedBoxes(tuple(folder.boxes), tuple(frames), drawn)
 
 
 @dataclass
@@ -140,76 +151,40 @@ class _Folder:
     representative: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: str, boxes: Sequence[Box], depth: int) -> None:
-        """Emit the boxes at and below `path`, each run of equal children once."""
+        """Add the boxes at and below `path`, each run of equal children once."""
         self.boxes += [b for b in boxes if b.path == path]
-        children = _children(path, [b for b in boxes if b.path != path])
-        names = list(children)
-        keys = [(number_free(name), self.key(_join(path, name), children[name])) for name in names]
-        for run in repetitions(keys):
+        prefix = f"{path}." if path else ""
+        children: dict[str, list[Box]] = defaultdict(list)
+        for box in boxes:
+            if box.path != path:
+                children[prefix + box.path.removeprefix(prefix).split(".")[0]].append(box)
+        paths = list(children)
+        for run in repetitions([(number_free(p.removeprefix(prefix)), self.key(p, children[p])) for p in paths]):
             start = len(self.boxes)
-            turn = names[run.start : run.start + run.period]
-            # two layers alike (norm1, norm2) are no block
-            repeats = run.count > 2 or (run.count == 2 and sum(len(children[name]) for name in turn) > 1)
-            for name in turn if repeats else names[run.start : run.last + 1]:
-                self.add(_join(path, name), children[name], depth + repeats)
+            first = paths[run.start : run.start + run.period]
+            # two equal layers (norm1, norm2) are not a block
+            repeats = run.count > 2 or (run.count == 2 and sum(len(children[p]) for p in first) > 1)
+            for child in first if repeats else paths[run.start : run.last + 1]:
+                self.add(child, children[child], depth + repeats)
             if repeats:
-                first, last = _join(path, names[run.start]), _join(path, names[run.last])
-                here = first if run.period == 1 else path
-                self.frames.append(BlockFrame(f"{first} … {last}", here, start, len(self.boxes), depth, run.count))
-                self.match(path, names, children, run.start, run.period, run.last)
-
-    def match(
-        self, path: str, names: list[str], children: dict[str, list[Box]], start: int, period: int, last: int
-    ) -> None:
-        """Let the wires of the first turn stand for those of the others."""
-        for position in range(start + period, last + 1):
-            name, model = names[position], names[start + (position - start) % period]
-            theirs = self.own(_join(path, name), children[name])
-            ours = self.own(_join(path, model), children[model])
-            self.representative |= dict(zip(theirs, ours, strict=True))
+                text, home = f"{first[0]} … {paths[run.last]}", first[0] if run.period == 1 else path
+                self.frames.append(BlockFrame(text, home, start, len(self.boxes), depth, run.count))
+                for position in range(run.start + run.period, run.last + 1):  # the first round represents the others
+                    other, drawn = paths[position], first[(position - run.start) % run.period]
+                    pairs = zip(self.own(other, children[other]), self.own(drawn, children[drawn]), strict=True)
+                    self.representative |= dict(pairs)
 
     def own(self, path: str, boxes: Iterable[Box]) -> list[str]:
-        """The wires that act nowhere but below `path`, in order of appearance."""
+        """The wires that act only below `path`, in order of appearance."""
         seen = dict.fromkeys(w for box in boxes for w in box.wires)
         return [w for w in seen if all(slot.parameter.startswith(f"{path}.") for slot in self.wires[w].slots)]
 
     def key(self, path: str, boxes: Sequence[Box]) -> Hashable:
-        """The contents of a block, its own wires known by number, size and group, the others by name."""
+        """The content of a block: its own wires by number, size and group, the others by name."""
         number = {w: (i, self.wires[w].size, str(self.wires[w].group)) for i, w in enumerate(self.own(path, boxes))}
-        return tuple(
-            (box.path.removeprefix(path), row.names, tuple(_axis_key(axis, number) for axis in row.axes))
-            for box in boxes
-            for row in box.rows
-        )
 
+        def axis_key(axis: Iterable[Segment]) -> Hashable:
+            return tuple((s.size, tuple(number.get(w, w) for w in s.wires)) for s in axis)
 
-def _axis_key(axis: Iterable[Segment], number: Mapping[str, Hashable]) -> Hashable:
-    return tuple((s.size, tuple(number.get(w, w) for w in s.wires)) for s in axis)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _children(path: str, boxes: Iterable[Box]) -> dict[str, list[Box]]:
-    """Boxes below `path` by the next part of their name."""
-    children: dict[str, list[Box]] = defaultdict(list)
-    for box in boxes:
-        rest = box.path.removeprefix(f"{path}." if path else "")
-        children[rest.split(".")[0]].append(box)
-    return children
-
-
-def fold_boxes(symmetry: Symmetry, model: nn.Module) -> FoldedBoxes:
-    """The boxes of a model with its repeated blocks told once."""
-    folder = _Folder({w.name: w for w in symmetry.wires})
-    folder.add("", boxes_of(symmetry, model), 0)
-    drawn = {name: _resolve(name, folder.representative) for name in folder.wires}
-    frames = sorted(folder.frames, key=lambda f: (f.start, f.depth))
-    return FoldedBoxes(tuple(folder.boxes), tuple(frames), drawn)
-
-
-def _resolve(name: str, representative: Mapping[str, str]) -> str:
-    while name in representative and representative[name] != name:
-        name = representative[name]
-    return name
+        rows = [(box, row) for box in boxes for row in box.rows]
+        return tuple((box.path.removeprefix(path), row.names, tuple(map(axis_key, row.axes))) for box, row in rows)

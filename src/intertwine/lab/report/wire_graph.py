@@ -1,4 +1,8 @@
-"""The wire graph as SVG: modules as boxes from top to bottom, wires as coloured rails between them."""
+"""The wire graph as SVG: modules as boxes from top to bottom, wires as coloured lines between them.
+
+Every axis of a parameter is a cell in the colour of its wire, grey if it is frozen. Repeated blocks are drawn once, in
+a dashed frame. The picture needs no other program and no network, and has a description for screen readers.
+"""
 
 from __future__ import annotations
 
@@ -13,73 +17,11 @@ from intertwine.lab.report.wire_boxes import BlockFrame, Box, FoldedBoxes, Param
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.wire import Wire
 
-# ----------------------------------------------------------------------------------------------------
-# Cells: the axes of a parameter in the wire graph, each in the colour of the wire on it, grey where it is frozen.
-
-
 CELL_HEIGHT, CELL_GAP = 22, 12
-MANY_BLOCKS = 24  # from here on the blocks of an axis are drawn without gaps
-
-
-def row_width(row: ParameterRow) -> Length:
-    """The width of the cells of a row."""
-    return sum(cell_width(axis) + CELL_GAP for axis in row.axes) - CELL_GAP
-
-
-def row_cells(x: Length, y: Length, row: ParameterRow, colours: Mapping[str, str]) -> str:
-    """The axes of a row, one cell each, with × between them."""
-    parts: list[str] = []
-    for i, axis in enumerate(row.axes):
-        parts += [text(x - CELL_GAP / 2, y + 15, "×", FAINT, text_anchor="middle")] if i else []
-        parts.append(cell(x, y, axis, colours))
-        x += cell_width(axis) + CELL_GAP
-    return "".join(parts)
-
-
-def cell_width(axis: Sequence[Segment]) -> Length:
-    """Room for the size in figures, and for the blocks of the axis."""
-    size = sum(segment.size for segment in axis)
-    return max(26, len(str(size)) * CHARACTER + 12, {1: 0, 2: 44, 3: 60}.get(len(axis), 72))
-
-
-def cell(x: Length, y: Length, axis: Sequence[Segment], colours: Mapping[str, str]) -> str:
-    """One axis: its size on the colour of its wire, or above bars when it has several blocks or wires."""
-    width, size = cell_width(axis), sum(segment.size for segment in axis)
-    wires = [wire for segment in axis for wire in segment.wires]
-    place = {"x": x, "y": y + 2.5, "width": width, "height": 17, "rx": 2}
-    middle = x + width / 2
-    if not wires:
-        ground = element("rect", **place, fill=GREY, stroke=EDGE)
-        return ground + text(middle, y + 15, str(size), FAINT, text_anchor="middle")
-    if len(wires) == 1 and len(axis) == 1:
-        ground = element("rect", **place, fill=colours[wires[0]], fill_opacity="0.3", stroke=colours[wires[0]])
-        return ground + text(middle, y + 15, str(size), INK, text_anchor="middle")
-    ground = element("rect", **place, fill=PAPER, stroke=FAINT)
-    bars = "".join(_bars(x + 1, y + 13.5, width - 2, axis, colours))
-    return ground + bars + text(middle, y + 11.5, str(size), INK, text_anchor="middle", font_size=10)
-
-
-def _bars(x: Length, y: Length, width: Length, axis: Sequence[Segment], colours: Mapping[str, str]) -> Iterator[str]:
-    """A bar per block of the axis, one stripe for each wire in it."""
-    share = width / len(axis)
-    gap = 1.0 if len(axis) < MANY_BLOCKS else 0.0
-    for position, segment in enumerate(axis):
-        stripes = [colours[w] for w in segment.wires] or [GREY]
-        tall = 5.5 / len(stripes)
-        for i, colour in enumerate(stripes):
-            yield element("rect", x=x + share * position, y=y + tall * i, width=share - gap, height=tall, fill=colour)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The wire graph: modules as boxes from top to bottom, wires as coloured rails that join the boxes they act on.
-#
-# Every axis of a parameter is a cell in the colour of its wire, grey where it is frozen. Repeated blocks are drawn once,
-# in a dashed frame. The picture is plain SVG: it needs no other program and no network, and it can be read aloud.
-
-
+MANY_BLOCKS = 24  # an axis with more blocks is drawn without gaps between them
 MARGIN, TOP, LANE = 24, 112, 14
 GAP, INDENT, FRAME_TITLE, FRAME_FOOT = 5, 12, 22, 12  # between boxes; of a frame: its sides, head and foot
-LABEL, PASSING, CROWDED = 16, 11, 6  # height a wire takes beside a box: where it begins, where it passes, among many
+LABEL, PASSING, CROWDED = 16, 11, 6  # height of a wire beside a box: where it starts, where it passes, among many
 LONGEST_NAME, LONGEST_CAPTION = 46, 30
 
 
@@ -87,18 +29,19 @@ def wire_graph(symmetry: Symmetry, model: nn.Module, title: str = "") -> str:
     """Draw the wires of a symmetry over the parameters of its model.
 
     Args:
-        symmetry: the symmetry of the model. model: gives names, order and shapes. title: stands above the picture.
+        symmetry: of the model.
+        model: for names, order and shapes.
+        title: above the picture; by default the class of the model.
 
     Returns:
-        A standalone SVG document. Each wire, or the one that stands for it in a folded block, is an element with the
-        attribute `data-wire`.
+        A standalone SVG document. Each drawn wire is an element with the attribute `data-wire`.
     """
     return _Picture(symmetry, fold_boxes(symmetry, model), title or type(model).__name__).svg()
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a box stands, how it is called there, and the height at which each of its wires leaves it."""
+    """The position of a box, its displayed name, and the height at which each of its wires leaves it."""
 
     box: Box
     name: str
@@ -112,7 +55,7 @@ class _Place:
 
 
 class _Picture:
-    """Everything that has a place in the picture; columns from left to right: names, captions, cells, rails, labels."""
+    """The layout of the picture; its columns from left to right: names, captions, cells, lines, labels."""
 
     def __init__(self, symmetry: Symmetry, folded: FoldedBoxes, title: str) -> None:
         self.symmetry, self.title = symmetry, title
@@ -128,30 +71,25 @@ class _Picture:
         self.places = list(self.stack(folded.boxes))
         self.measure()
 
-    # -- where things stand ----------------------------------------------------------------------------------------
+    # -- Layout --------------------------------------------------------------------------------------------------------
 
     def stack(self, boxes: Sequence[Box]) -> Iterator[_Place]:
         y: Length = TOP
         for position, box in enumerate(boxes):
             y += FRAME_TITLE * sum(f.start == position for f in self.frames)
             y += FRAME_FOOT * sum(f.end == position for f in self.frames)
-            steps = {w: self.step(w, position, len(box.wires) > 8) for w in box.wires}
+            passing = CROWDED if len(box.wires) > 8 else PASSING
+            steps = {w: LABEL if self.acts[w][0] == position else passing for w in box.wires}
             height = max(CELL_HEIGHT * len(box.rows), sum(steps.values())) + 4
             exits, exit = {}, y + (height - sum(steps.values())) / 2
             for wire, step in steps.items():
                 exits[wire] = exit + step / 2
                 exit += step
-            yield _Place(box, _shortened(self.local(box.path, position)) or "(the model)", y, height, exits)
+            around = [f.path for f in self.frames if f.start <= position < f.end and f.path]
+            frame = max(around, key=len, default="")  # names are relative to the innermost frame
+            name = box.path.removeprefix(f"{frame}." if frame else "")
+            yield _Place(box, _shortened(name) or "(the model)", y, height, exits)
             y += height + GAP
-
-    def step(self, wire: str, position: int, crowded: bool) -> Length:
-        return LABEL if self.acts[wire][0] == position else CROWDED if crowded else PASSING
-
-    def local(self, name: str, position: int) -> str:
-        """A name as seen from inside the innermost frame around a box."""
-        around = [f.path for f in self.frames if f.start <= position < f.end and f.path]
-        path = max(around, key=len, default="")
-        return name.removeprefix(f"{path}.") if path else name
 
     def measure(self) -> None:
         rows = [(p.box, row) for p in self.places for row in p.box.rows]
@@ -163,18 +101,18 @@ class _Picture:
         self.cells = self.captions + (captions * CHARACTER + 10 if captions else 0)
         widest = max((row_width(row) for _, row in rows), default=0)
         self.right = max(self.cells + widest + 10, self.left + titles * CHARACTER)
-        self.rails = self.right + INDENT * depth + 16
-        self.labels = self.rails + LANE * (max(self.lanes.values(), default=-1) + 1) + 12
+        self.lines = self.right + INDENT * depth + 16
+        self.labels = self.lines + LANE * (max(self.lanes.values(), default=-1) + 1) + 12
         labels = max((len(self.label(w)) for w in self.drawn), default=0)
         legend = MARGIN + sum(width + 26 + len(words) * CHARACTER for _, width, words in self.legend())
         self.width = round(max(self.labels + labels * CHARACTER, MARGIN + len(self.title) * 11, legend) + MARGIN)
         feet = FRAME_FOOT * sum(f.end == len(self.places) for f in self.frames)
         self.height = round(max((p.bottom for p in self.places), default=TOP) + feet + MARGIN)
 
-    # -- words -----------------------------------------------------------------------------------------------------
+    # -- Text ----------------------------------------------------------------------------------------------------------
 
     def label(self, wire: str) -> str:
-        """`↳ blocks.0.attn.qkv[0]/inner  64  (S_64)³  ×12`: an arrow for a fibre, and how many wires it stands for."""
+        """`↳ blocks.0.attn.qkv[0]/inner  64  (S_64)³  ×12`: ↳ for a dependent wire, × for the wires it represents."""
         w = self.wires[wire]
         count = len(self.alike(wire))
         base = next((b for b in reversed(w.over) if b in self.acts), None)
@@ -183,23 +121,23 @@ class _Picture:
         return f"{'↳ ' * bool(w.over)}{_shortened(wire)}  {w.size}  {w.group}{over}{f'  ×{count}' if count > 1 else ''}"
 
     def alike(self, wire: str) -> list[str]:
-        """The wires that this one stands for, itself included."""
+        """The wires that this one represents, including itself."""
         return [name for name, drawn in self.representative.items() if drawn == wire]
 
     def hint(self, name: str) -> str:
         wire, alike = self.wires[name], self.alike(name)
-        many = f"; stands for {len(alike)} wires, {alike[0]} to {alike[-1]}" if len(alike) > 1 else ""
+        many = f"; represents {len(alike)} wires, {alike[0]} to {alike[-1]}" if len(alike) > 1 else ""
         return f"{name}: {wire.size} indices, {wire.group}, acts in {len(wire.slots)} places{many}"
 
     def description(self) -> str:
         acts = (f"{self.label(w)} acts on {', '.join(self.places[i].name for i in self.acts[w])}." for w in self.drawn)
         return (
-            f"{len(self.wires)} wires over {len(self.places)} boxes. A box is a module that holds parameters, in the "
-            "order of the model. Each axis of a parameter is a cell in the colour of the wire that acts on it, grey if "
-            f"it is frozen. {' '.join(acts)}"
+            f"{len(self.wires)} wires over {len(self.places)} boxes. A box is a module with parameters, in the order "
+            "of the model. Each axis of a parameter is a cell in the colour of the wire that acts on it, grey if it is "
+            f"frozen. {' '.join(acts)}"
         )
 
-    # -- drawing ---------------------------------------------------------------------------------------------------
+    # -- Drawing -------------------------------------------------------------------------------------------------------
 
     def svg(self) -> str:
         body = [
@@ -211,7 +149,7 @@ class _Picture:
         return document(self.width, self.height, f"Wire graph of {self.title}", self.description(), "\n".join(body))
 
     def draw_head(self) -> Iterator[str]:
-        """Title, one line of numbers, and the legend."""
+        """The title, a line of numbers, and the legend."""
         numbers = f"{len(self.wires)} wires · e^{self.symmetry.log_order:,.0f} permutations"
         numbers += f" · {self.symmetry.dimension:,} continuous dimensions" if self.symmetry.dimension else ""
         yield text(MARGIN, 32, self.title, INK, font_size=17, font_weight=600)
@@ -223,7 +161,7 @@ class _Picture:
             x += width + 26 + len(words) * CHARACTER
 
     def legend(self) -> Iterator[tuple[str, Length, str]]:
-        """A sign, its width and what it means."""
+        """Symbols, their widths and meanings."""
         colours = {"a": PALETTE[0], "b": PALETTE[1]}
         yield cell(0, 0, [Segment(8, ("a",))], colours), 26, "axis a wire moves"
         axes = [axis for p in self.places for row in p.box.rows for axis in row.axes]
@@ -247,8 +185,8 @@ class _Picture:
         return box + text(x + 8, top + 14, _frame_title(frame), INK, font_weight=600)
 
     def draw_wire(self, name: str) -> str:
-        """A rail from the first box the wire acts on to the last, a branch and a dot at each, and the label."""
-        colour, x = self.colours[name], self.rails + LANE * self.lanes[name]
+        """A line from the first to the last box that the wire acts on, with a branch and a dot at each, and the label."""
+        colour, x = self.colours[name], self.lines + LANE * self.lanes[name]
         ys = [self.places[i].exits[name] for i in self.acts[name]]
         leader = f"M{x:.1f} {ys[0]:.1f}H{self.labels - 4:.1f}"
         rail = f"M{x:.1f} {ys[0]:.1f}V{ys[-1]:.1f}"
@@ -285,25 +223,25 @@ def _dot(x: Length, y: Length, colour: str) -> str:
 
 
 def _colours(drawn: Sequence[str], acts: Mapping[str, list[int]]) -> dict[str, str]:
-    """A colour per wire: always the one that was left behind longest ago, so that neighbours differ."""
+    """A colour per wire: the least recently used one, so that neighbours differ."""
     colours: dict[str, str] = {}
-    needed = dict.fromkeys(PALETTE, (-1, -1))  # colour → the last box of its last wire
+    used = dict.fromkeys(PALETTE, (-1, -1))  # colour → the last box of its last wire
     for wire in drawn:
-        colours[wire] = min(PALETTE, key=lambda colour: needed[colour])
-        needed[colours[wire]] = (acts[wire][-1], len(colours))
+        colours[wire] = min(PALETTE, key=lambda colour: used[colour])
+        used[colours[wire]] = (acts[wire][-1], len(colours))
     return colours
 
 
 def _lanes(drawn: Sequence[str], acts: Mapping[str, list[int]]) -> dict[str, int]:
-    """A lane per wire so that no two rails lie upon each other; long rails run next to the boxes."""
+    """A lane per wire, so that no two lines overlap; long lines are next to the boxes."""
     lanes: dict[str, int] = {}
-    taken: list[list[tuple[int, int]]] = []
+    spans: list[list[tuple[int, int]]] = []
     for wire in sorted(drawn, key=lambda w: acts[w][0] - acts[w][-1]):
         first, last = acts[wire][0], acts[wire][-1]
-        free = (i for i, spans in enumerate(taken) if all(last < a or b < first for a, b in spans))
-        lane = next(free, len(taken))
-        taken += [[]] if lane == len(taken) else []
-        taken[lane].append((first, last))
+        free = (i for i, used in enumerate(spans) if all(last < a or b < first for a, b in used))
+        lane = next(free, len(spans))
+        spans += [[]] if lane == len(spans) else []
+        spans[lane].append((first, last))
         lanes[wire] = lane
     return lanes
 
@@ -313,7 +251,7 @@ def _frame_title(frame: BlockFrame) -> str:
 
 
 def _caption(box: Box, row: ParameterRow) -> str:
-    """The names of a row's parameters, unless they are what every layer has."""
+    """The names of a row's parameters, unless it is the only weight."""
     words = ", ".join(row.names)
     if len(box.rows) == 1 and row.names[0] == "weight":
         return ""
@@ -324,3 +262,55 @@ def _caption(box: Box, row: ParameterRow) -> str:
 
 def _shortened(name: str, longest: int = LONGEST_NAME) -> str:
     return name if len(name) <= longest else f"…{name[1 - longest :]}"
+
+
+# -- Cells -------------------------------------------------------------------------------------------------------------
+
+
+def row_width(row: ParameterRow) -> Length:
+    """The width of a row of cells."""
+    return sum(cell_width(axis) + CELL_GAP for axis in row.axes) - CELL_GAP
+
+
+def row_cells(x: Length, y: Length, row: ParameterRow, colours: Mapping[str, str]) -> str:
+    """One cell per axis, with × between them."""
+    parts: list[str] = []
+    for i, axis in enumerate(row.axes):
+        parts += [text(x - CELL_GAP / 2, y + 15, "×", FAINT, text_anchor="middle")] if i else []
+        parts.append(cell(x, y, axis, colours))
+        x += cell_width(axis) + CELL_GAP
+    return "".join(parts)
+
+
+def cell_width(axis: Sequence[Segment]) -> Length:
+    """Enough for the digits of the size, and for the blocks of the axis."""
+    size = sum(segment.size for segment in axis)
+    return max(26, len(str(size)) * CHARACTER + 12, {1: 0, 2: 44, 3: 60}.get(len(axis), 72))
+
+
+def cell(x: Length, y: Length, axis: Sequence[Segment], colours: Mapping[str, str]) -> str:
+    """One axis: its size on the colour of its wire, or above bars if it has several blocks or wires."""
+    width, size = cell_width(axis), sum(segment.size for segment in axis)
+    wires = [wire for segment in axis for wire in segment.wires]
+    place = {"x": x, "y": y + 2.5, "width": width, "height": 17, "rx": 2}
+    middle = x + width / 2
+    if not wires:
+        ground = element("rect", **place, fill=GREY, stroke=EDGE)
+        return ground + text(middle, y + 15, str(size), FAINT, text_anchor="middle")
+    if len(wires) == 1 and len(axis) == 1:
+        ground = element("rect", **place, fill=colours[wires[0]], fill_opacity="0.3", stroke=colours[wires[0]])
+        return ground + text(middle, y + 15, str(size), INK, text_anchor="middle")
+    ground = element("rect", **place, fill=PAPER, stroke=FAINT)
+    bars = "".join(_bars(x + 1, y + 13.5, width - 2, axis, colours))
+    return ground + bars + text(middle, y + 11.5, str(size), INK, text_anchor="middle", font_size=10)
+
+
+def _bars(x: Length, y: Length, width: Length, axis: Sequence[Segment], colours: Mapping[str, str]) -> Iterator[str]:
+    """A bar per block of the axis, with one stripe per wire."""
+    share = width / len(axis)
+    gap = 1.0 if len(axis) < MANY_BLOCKS else 0.0
+    for position, segment in enumerate(axis):
+        stripes = [colours[w] for w in segment.wires] or [GREY]
+        tall = 5.5 / len(stripes)
+        for i, colour in enumerate(stripes):
+            yield element("rect", x=x + share * position, y=y + tall * i, width=share - gap, height=tall, fill=colour)

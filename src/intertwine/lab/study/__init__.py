@@ -20,16 +20,7 @@ if TYPE_CHECKING:
     from intertwine.lab.study.running import run as run
     from intertwine.lab.study.store import Store as Store
 
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Part": "plan",
-        "Plan": "plan",
-        "ZooPlan": "plan",
-        "read_plan": "plan",
-        "Study": "running",
-        "run": "running",
-        "Store": "store",
-    },
-)
+_HOMES = dict.fromkeys(("Part", "Plan", "ZooPlan", "read_plan"), "plan") | {
+    "Study": "running", "run": "running", "Store": "store",
+}  # fmt: skip
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""`study.run`: a plan carried out. What is finished is kept at once; a run that was killed goes on where it stopped."""
+"""`study.run`: runs a plan, keeps every finished task at once, and continues where an earlier run stopped."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from intertwine.lab.study.tasks import StudyTask, expand, provenance, run_task, 
 from intertwine.lab.study.zoos import KnownZoo, known_zoos, missing_trainings
 from intertwine.lab.zoo.folder import load
 from intertwine.lab.zoo.precision import find_device
-from intertwine.lab.zoo.training import TrainingProgress as Training
 
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """How far a study is. `left`: seconds, as the tasks so far suggest; None before the first."""
+    """The progress of a study. `left`: estimated seconds; None before the first task."""
 
     doing: str
     done: int
@@ -34,7 +33,13 @@ class StudyProgress:
 
 @dataclass(frozen=True)
 class Study:
-    """A study that has run. `tasks`: all of its plan. `run`: those done now. `errors`: task → what went wrong."""
+    """A study after a run.
+
+    Attributes:
+        tasks: the number of tasks in the plan.
+        run: the number of tasks of this run.
+        errors: key of a failed task → its error.
+    """
 
     folder: Path
     plan: Plan
@@ -43,7 +48,7 @@ class Study:
     errors: Mapping[str, str]
 
     def frame(self) -> Any:
-        """The results as one polars data frame, a row per number; see docs/results-table.md."""
+        """The results as a polars data frame, one row per number; see docs/results-table.md."""
         return Store.existing(self.folder).frame()
 
     def __repr__(self) -> str:
@@ -66,20 +71,21 @@ def run(
     only: Sequence[str] = (),
     progress: StudyProgressCallback | None = None,
 ) -> Study:
-    """Carry out a plan.
+    """Run a plan.
 
     Args:
-        plan: a TOML file, or the same as dataclasses or plain data; see `intertwine.lab.study.plan`.
-        executor: "serial", "processes" or "ray". workers: how many; all cores where not given. gpus: shared among them.
-        address: of a Ray cluster that runs already.
-        device: where tasks compute; "cuda" where GPUs are shared out (a worker sees its own), else "cpu".
-        out: the folder of the study, "studies/NAME" where not given; networks to be trained are put there too.
-        only: the beginnings of the keys of tasks to do, all where none is given. They run even if they are done; the
-            result that was stored first stays.
-        progress: called with a `StudyProgress` as tasks finish.
+        plan: a TOML file, a `Plan`, or plain data; see `intertwine.lab.study.plan`.
+        executor: "serial", "processes" or "ray".
+        out: the folder of the study, "studies/NAME" by default; missing networks are trained into it.
+        workers: how many tasks run at once, one per core by default.
+        gpus: how many GPUs the workers share.
+        address: of a running Ray cluster.
+        device: of the computation; by default "cuda" if there are `gpus`, else "cpu".
+        only: prefixes of task keys; these tasks run even if they are done, but their first result is kept.
+        progress: called with a `StudyProgress` after every task.
 
     Raises:
-        InputError: a plan that cannot be carried out, told before anything runs; a folder that holds another study.
+        InputError: the plan is invalid (checked before anything runs), or the folder holds another study.
 
     Example:
         >>> import tempfile
@@ -90,96 +96,81 @@ def run(
         >>> study.tasks, study.frame()["quantity"].to_list()
         (2, ['accuracy', 'accuracy'])
     """
-    asked, source = _read(plan)
-    folder = Path(out) if out is not None else Path("studies") / (re.sub(r"\W+", "-", asked.name).strip("-") or "study")
-    zoos = known_zoos(asked, folder)
-    tasks = expand(asked, zoos)
-    chosen = _chosen(tasks, only)
+    source = None if isinstance(plan, Plan | Mapping) else plan
+    if not isinstance(plan, Plan):
+        plan = plan_of(plan) if isinstance(plan, Mapping) else read_plan(plan)
+    folder = Path(out) if out is not None else Path("studies") / (re.sub(r"\W+", "-", plan.name).strip("-") or "study")
+    zoos = known_zoos(plan, folder)
+    tasks = expand(plan, zoos)
+    chosen = _select(tasks, only)
     runner = find_executor(executor, workers=workers, gpus=gpus, address=address)
     if device is not None:
         find_device(device, here=executor != "ray")
-    trainings = missing_trainings(asked, zoos)
-    tell = progress or (lambda told: None)
-    with Store(folder, asked.name, asked.to_dict()) as store:
-        done = store.done()
-        _check_same(folder, done - {task.key for task in tasks})
-        left = [task for task in chosen if only or task.key not in done]
-        for training in trainings if left else ():
-            training.run(lambda p: tell(_training(p, len(tasks) - len(left), len(tasks))))
-        shared = _shared(zoos, left, _command(source, out)) | {"device": device or ("cuda" if gpus else "cpu")}
-        errors = _work(runner, left, shared, store, tell, len(tasks))
-        if left:
-            store.compact(others=True)  # also what killed runs have left
-    return Study(folder, asked, len(tasks), len(left), errors)
+    trainings = missing_trainings(plan, zoos)
+    report = progress or (lambda _: None)
+    with Store(folder, plan.name, plan.to_dict()) as store:
+        done, total = store.done(), len(tasks)
+        _check_same_networks(folder, done - {task.key for task in tasks})
+        todo = [task for task in chosen if only or task.key not in done]
+        for training in trainings if todo else ():
+            training.run(lambda p: report(StudyProgress(f"training, {p.done:.0%}", total - len(todo), total, 0, None)))
+        shared = _shared_data(zoos, todo, source, out) | {"device": device or ("cuda" if gpus else "cpu")}
+        errors = _run_tasks(runner, todo, shared, store, report, total)
+        if todo:
+            store.compact(others=True)
+    return Study(folder, plan, total, len(todo), errors)
 
 
-def _read(plan: Plan | Mapping[str, Any] | str | Path) -> tuple[Plan, str | None]:
-    if isinstance(plan, Plan):
-        return plan, None
-    if isinstance(plan, Mapping):
-        return plan_of(plan), None
-    return read_plan(plan), str(plan)
-
-
-def _check_same(folder: Path, others: set[str]) -> None:
-    """Refuse to put results of networks beside those of others that had their names."""
-    if others:
+def _check_same_networks(folder: Path, obsolete: set[str]) -> None:
+    """Refuse to mix results of networks that had the same name at different times."""
+    if obsolete:
         raise InputError(
-            f"{folder} holds the results of {len(others)} tasks that this plan no longer has: the networks of a zoo "
-            "were trained again, or are gone. They would be taken for results of the networks of today. Give another "
-            "folder (out, --out), or move this one away."
+            f"{folder} holds the results of {len(obsolete)} tasks that are no longer in this plan: networks of a zoo "
+            "were trained again, or are gone. Use another folder (out, --out), or move this one away."
         )
 
 
-def _chosen(tasks: list[StudyTask], only: Sequence[str]) -> list[StudyTask]:
-    for start in only:
-        if not any(task.key.startswith(start) for task in tasks):
+def _select(tasks: list[StudyTask], only: Sequence[str]) -> list[StudyTask]:
+    for prefix in only:
+        if not any(task.key.startswith(prefix) for task in tasks):
             raise InputError(
-                f"The task {start} was asked for, but none of the {len(tasks)} tasks of this plan has a key that begins"
-                " so. The keys are in the column `key` of its results."
+                f"None of the {len(tasks)} tasks of this plan has a key that starts with {prefix!r}. The keys are in "
+                "the column `key` of the results."
             )
-    return [task for task in tasks if not only or any(task.key.startswith(start) for start in only)]
+    return [task for task in tasks if not only or task.key.startswith(tuple(only))]
 
 
-def _command(source: str | None, out: str | Path | None) -> str | None:
-    """What to type to have the study again."""
-    return f"intertwine study run {source}" + (f" --out {out}" if out is not None else "") if source else None
-
-
-def _shared(zoos: Mapping[str, KnownZoo], tasks: Sequence[StudyTask], command: str | None) -> dict[str, Any]:
-    """What all tasks look at: read once here, and not by every worker again."""
-    used = {task.zoo for task in tasks}
-    about = versions() | {"command": command}
-    folders = {name: str(zoo.folder.resolve()) for name, zoo in zoos.items()}  # workers stand elsewhere
+def _shared_data(
+    zoos: Mapping[str, KnownZoo], tasks: Sequence[StudyTask], source: str | Path | None, out: str | Path | None
+) -> dict[str, Any]:
+    """What all tasks need, loaded once here instead of once per worker."""
+    place = f" --out {out}" if out is not None else ""
     return {
-        "folders": folders,
-        "data": {name: load(zoos[name].folder).dataset() for name in sorted(used)},
-        "made": about,
+        "folders": {name: str(zoo.folder.resolve()) for name, zoo in zoos.items()},  # workers have another folder
+        "data": {name: load(zoos[name].folder).dataset() for name in sorted({task.zoo for task in tasks})},
+        "made": versions() | {"command": f"intertwine study run {source}{place}" if source is not None else None},
     }
 
 
-def _work(
+def _run_tasks(
     runner: Any,
     tasks: Sequence[StudyTask],
     shared: Mapping[str, Any],
     store: Store,
-    tell: StudyProgressCallback,
+    report: StudyProgressCallback,
     total: int,
 ) -> dict[str, str]:
+    """Run tasks and store them; the errors by key."""
     errors: dict[str, str] = {}
     start, before = time.monotonic(), total - len(tasks)
     for i, outcome in enumerate(runner.run(tasks, run_task, shared), 1):
         task = outcome.task
         if outcome.error is not None:
             errors[task.key] = outcome.error
-            told = provenance(shared["made"], task)
-            store.add(FinishedTask(task.key, task.to_dict(), (), 0.0, made=told, error=outcome.error))
+            made = provenance(shared["made"], task)
+            store.add(FinishedTask(task.key, task.to_dict(), (), 0.0, made=made, error=outcome.error))
         else:
             store.add(outcome.result)
         left = (time.monotonic() - start) / i * (len(tasks) - i)
-        tell(StudyProgress(f"{task.verb} of {task.zoo}", before + i, total, len(errors), left))
+        report(StudyProgress(f"{task.verb} of {task.zoo}", before + i, total, len(errors), left))
     return errors
-
-
-def _training(told: Training, done: int, total: int) -> StudyProgress:
-    return StudyProgress(f"training, {told.done:.0%}", done, total, 0, None)

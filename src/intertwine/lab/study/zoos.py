@@ -1,6 +1,4 @@
-"""The networks and data of a study: where each zoo is, what identifies it, which ones must be trained, and a cache of
-loaded networks per worker.
-"""
+"""The networks and data of a study: where each zoo is, its identity, missing trainings, and a cache per worker."""
 
 from __future__ import annotations
 
@@ -21,21 +19,18 @@ from intertwine.errors import InputError, IntertwineError
 from intertwine.lab.study.plan import Plan, ZooPlan
 from intertwine.lab.zoo.datasets.dataset import Dataset
 from intertwine.lab.zoo.folder import UNFINISHED, Zoo, load
-from intertwine.lab.zoo.manifest import MANIFEST_FILE as MANIFEST
-from intertwine.lab.zoo.manifest import precision_there, read_manifest
+from intertwine.lab.zoo.manifest import MANIFEST_FILE, precision_there, read_manifest
 from intertwine.lab.zoo.networks.registry import build
 from intertwine.lab.zoo.training import Training, prepare
-
-# ----------------------------------------------------------------------------------------------------
-# The networks of a study: where they are, what tells them apart on any machine, and their training if need be.
 
 
 @dataclass(frozen=True)
 class KnownZoo:
-    """A zoo as tasks see it.
+    """A zoo, its networks trained or not.
 
     Attributes:
-        content: what its networks have in common. files: seed → the sum of its weights, where they were there before.
+        content: what its networks have in common.
+        files: seed → checksum of the weights, for zoos that are given as a folder.
         layers: module paths.
     """
 
@@ -47,28 +42,54 @@ class KnownZoo:
     layers: tuple[str, ...]
 
     def identity(self, *seeds: int) -> str:
-        """Of some networks: the same wherever they are the same, whatever stands beside them."""
+        """A hash of some networks: equal on every machine, whatever other networks the zoo holds."""
         content = {**self.content, "files": [self.files.get(seed) for seed in seeds]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def known_zoos(plan: Plan, folder: Path) -> dict[str, KnownZoo]:
-    """Every zoo of a plan, without training any; those to be trained have their places in the study's folder.
+    """Every zoo of a plan, without training any; missing ones get a place in the study's folder.
 
     Raises:
-        InputError: a zoo that should be there is missing, or no network of it is finished.
+        InputError: the folder of a zoo is missing, or holds no finished network.
     """
-    found = {}
+    zoos = {}
     for name, zoo in plan.zoos.items():
-        with _told(plan, name):
+        with _located_errors(plan, name):
             place = zoo_folder(name, zoo, folder)
-            found[name] = _planned(name, zoo, place) if zoo.folder is None else _given(name, place)
-    return found
+            zoos[name] = _planned_zoo(name, zoo, place) if zoo.folder is None else _existing_zoo(name, place)
+    return zoos
+
+
+def zoo_folder(name: str, zoo: ZooPlan, folder: Path) -> Path:
+    """Where the networks of a zoo are, or will be; `folder` is that of the study."""
+    return folder / "zoos" / name if zoo.folder is None else Path(zoo.folder)
+
+
+def missing_trainings(plan: Plan, known: Mapping[str, KnownZoo]) -> list[Training]:
+    """The trainings of the missing networks of a plan, checked but not started.
+
+    Raises:
+        IntertwineError: a training is impossible; the message names the line of its zoo.
+    """
+    trainings = []
+    for name, zoo in plan.zoos.items():
+        folder = known[name].folder
+        done = {r.seed for r in read_manifest(folder).records} if (folder / MANIFEST_FILE).is_file() else set()
+        if zoo.architecture is None or zoo.data is None or done >= set(zoo.seeds):
+            continue
+        with _located_errors(plan, name):
+            training = prepare(
+                zoo.architecture, seeds=zoo.seeds, data=zoo.data, out=folder, recipe=zoo.recipe, options=zoo.options,
+                precision=precision_there(folder), changes=zoo.changes,
+            )  # fmt: skip
+        trainings.append(training)
+    return trainings
 
 
 @contextmanager
-def _told(plan: Plan, name: str) -> Iterator[None]:
-    """What is wrong with a zoo is told with its name and line."""
+def _located_errors(plan: Plan, name: str) -> Iterator[None]:
+    """Put the name and the line of a zoo in front of its errors."""
     try:
         yield
     except IntertwineError as error:
@@ -76,62 +97,36 @@ def _told(plan: Plan, name: str) -> Iterator[None]:
         raise type(error)(f"Zoo {name!r}{line}: {error}") from error
 
 
-def zoo_folder(name: str, zoo: ZooPlan, folder: Path) -> Path:
-    """Where the networks of a zoo are, or will be; `folder`: of the study."""
-    return folder / "zoos" / name if zoo.folder is None else Path(zoo.folder)
-
-
-def _given(name: str, folder: Path) -> KnownZoo:
-    manifest = read_manifest(folder.resolve())  # a path that is told says what a short one is short for
+def _existing_zoo(name: str, folder: Path) -> KnownZoo:
+    manifest = read_manifest(folder.resolve())  # absolute, so that error messages name the whole path
     if not manifest.records:
-        raise InputError(f"its networks are to be taken from {folder.resolve()}, where {UNFINISHED}.")
+        raise InputError(f"Cannot use the networks in {folder.resolve()}: {UNFINISHED}.")
     networks = load(folder)
     files = {record.seed: record.sha256 for record in manifest.records}
     return KnownZoo(name, folder, networks.seeds, asdict(manifest.plan), files, _layers(networks.factory))
 
 
-def _planned(name: str, zoo: ZooPlan, folder: Path) -> KnownZoo:
+def _planned_zoo(name: str, zoo: ZooPlan, folder: Path) -> KnownZoo:
     assert zoo.architecture is not None  # a plan has a folder or an architecture
     content = {key: value for key, value in asdict(zoo).items() if key not in ("folder", "seeds")}
     return KnownZoo(name, folder, zoo.seeds, content, {}, _layers(partial(build, zoo.architecture, **zoo.options)))
 
 
-def missing_trainings(plan: Plan, known: Mapping[str, KnownZoo]) -> list[Training]:
-    """The trainings of the networks that a plan asks for and that are not there, checked and not begun.
-
-    Raises:
-        IntertwineError: one that cannot be carried out, with the line of its zoo.
-    """
-    found = []
-    for name, zoo in plan.zoos.items():
-        folder = known[name].folder
-        there = {r.seed for r in read_manifest(folder).records} if (folder / MANIFEST).is_file() else set()
-        if zoo.architecture is None or zoo.data is None or there >= set(zoo.seeds):
-            continue
-        with _told(plan, name):
-            training = prepare(
-                zoo.architecture, seeds=zoo.seeds, data=zoo.data, out=folder, recipe=zoo.recipe, options=zoo.options,
-                precision=precision_there(folder), changes=zoo.changes,
-            )  # fmt: skip
-        found.append(training)
-    return found
-
-
 def _layers(factory: Callable[[], nn.Module]) -> tuple[str, ...]:
-    with torch.random.fork_rng():  # a network draws its first weights, which nobody will look at
+    with torch.random.fork_rng():  # building a network draws random weights
         return tuple(name for name, _ in factory().named_modules() if name)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Workbench: networks and data as the verbs of a study want them, read once per worker.
+# -- The cache ---------------------------------------------------------------------------------------------------------
 
 
 class NetworkCache:
-    """What a worker has at hand.
+    """Loads networks and data of zoos, once per process.
 
     Args:
-        folders: zoo → its folder. data: zoo → its data set, where it is shared and need not be read again.
-        device: where networks and batches are put.
+        folders: zoo → its folder.
+        data: zoo → its data set, for those that are already in memory.
+        device: of networks and batches.
     """
 
     def __init__(
@@ -140,39 +135,39 @@ class NetworkCache:
         self.folders, self._data, self.device = folders, data or {}, device
 
     def network(self, zoo: str, seed: int) -> nn.Module:
-        return _network(*_version(self.folders[zoo]), seed, self.device)
+        return _load_network(*_version(self.folders[zoo]), seed, self.device)
 
     def data(self, zoo: str) -> Dataset:
-        return self._data[zoo] if zoo in self._data else _data(*_version(self.folders[zoo]))
+        return self._data[zoo] if zoo in self._data else _load_data(*_version(self.folders[zoo]))
 
     def images(self, zoo: str, count: int | None) -> Dataset:
-        """So many images of each part, or all, where networks compute."""
+        """`count` images of each part, or all, on the device."""
         data = self.data(zoo)
         return (data if count is None else data.spread(count)).to(torch.device(self.device))
 
     def example(self, zoo: str, network: nn.Module) -> Tensor:
-        """One blank input as a network takes it, of the size that its zoo's manifest tells; no data is read for it."""
-        shape = _load(*_version(self.folders[zoo])).manifest.plan.data["shape"]
+        """A blank input of a network; its shape is read from the zoo's manifest."""
+        shape = _load_zoo(*_version(self.folders[zoo])).manifest.plan.data["shape"]
         ((blank,), _) = on_device_of(((torch.zeros(1, *shape),), {}), network)
         return blank
 
 
 def _version(folder: str) -> tuple[str, int]:
-    """A folder and when its manifest was written: what is kept of it is forgotten once it holds other networks."""
-    path = Path(folder) / MANIFEST
+    """A folder with the time of its manifest, so that the cache misses when the folder holds other networks."""
+    path = Path(folder) / MANIFEST_FILE
     return folder, path.stat().st_mtime_ns if path.exists() else 0
 
 
 @lru_cache(maxsize=8)
-def _load(folder: str, version: int) -> Zoo:
+def _load_zoo(folder: str, version: int) -> Zoo:
     return load(Path(folder))
 
 
 @lru_cache(maxsize=16)
-def _network(folder: str, version: int, seed: int, device: str) -> nn.Module:
-    return _load(folder, version).seed(seed).to(device)
+def _load_network(folder: str, version: int, seed: int, device: str) -> nn.Module:
+    return _load_zoo(folder, version).seed(seed).to(device)
 
 
 @lru_cache(maxsize=4)
-def _data(folder: str, version: int) -> Dataset:
-    return _load(folder, version).dataset()
+def _load_data(folder: str, version: int) -> Dataset:
+    return _load_zoo(folder, version).dataset()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError, unknown_name
 from intertwine.lab.study.executors.base import Executor, Outcome, Serial
 from intertwine.lab.study.executors.pool import Processes
 from intertwine.lab.study.executors.ray_cluster import RayCluster
 
 __all__ = ["EXECUTORS", "Executor", "Outcome", "Processes", "RayCluster", "Serial", "executor"]
 
-#: The names `executor` knows.
+#: The names of the executors.
 EXECUTORS = ("serial", "processes", "ray")
 
 
@@ -20,13 +20,13 @@ def executor(
     address: str | None = None,
     threads: int | None = None,
 ) -> Executor:
-    """The executor of that name; what it needs is looked for at once: Ray, its cluster, the GPUs.
+    """The executor with that name, after checking that Ray, its cluster and the GPUs are available.
 
     Args:
         name: "serial", "processes" or "ray".
-        workers: how many tasks run at once; by default one per GPU asked for, else one per core.
-        gpus: how many GPUs the workers share, one after another; with more workers than GPUs, several share one.
-        address: of a Ray cluster that runs already, "host:port"; without it, Ray is started on this machine.
+        workers: how many tasks run at once; by default one per GPU, else one per core.
+        gpus: how many GPUs the workers share; if there are more workers than GPUs, several workers share one.
+        address: "host:port" of a running Ray cluster; by default Ray is started on this machine.
         threads: of each worker; by default the cores divided by the workers, and one on a cluster.
 
     >>> from intertwine.lab.study.executors import executor
@@ -36,31 +36,18 @@ def executor(
     [11, 12]
     """
     if name not in EXECUTORS:
-        raise InputError(
-            f"An executor called {name!r} was asked for, and there is none. {did_you_mean(name, EXECUTORS)}"
-            f"Take one of: {', '.join(EXECUTORS)}."
-        )
+        raise InputError(unknown_name("executor", name, EXECUTORS))
     for what, number, least in (("workers", workers, 1), ("gpus", gpus, 0), ("threads", threads, 1)):
         if number is not None and number < least:
-            raise InputError(f"{what}={number} was asked for; give {least} or more, or leave it out.")
+            raise InputError(f"{what} must be at least {least}, but is {number}.")
     if address is not None and name != "ray":
-        raise InputError(f"address={address!r} was given, but only ray joins a cluster, not {name}. Leave it out.")
+        raise InputError(f"address={address!r} has no effect with {name}: only ray joins a cluster. Leave it out.")
     if name == "serial":
-        return _serial(workers, gpus, threads)
+        if workers not in (None, 1):
+            raise InputError(f"serial runs one task at a time, but workers is {workers}. Use processes.")
+        if gpus:
+            raise InputError(f"serial runs in this process and uses its GPUs, but gpus is {gpus}. Use processes.")
+        return Serial(threads)
     chosen = Processes(workers, gpus, threads) if name == "processes" else RayCluster(workers, gpus, threads, address)
-    chosen.check()  # now, not after hours of training what the tasks need
+    chosen.check()  # now, before networks are trained
     return chosen
-
-
-def _serial(workers: int | None, gpus: int, threads: int | None) -> Executor:
-    """One worker, this process; anything else was meant for another executor."""
-    if workers not in (None, 1):
-        raise InputError(
-            f"workers={workers} was asked for, but serial runs one task at a time. Take processes, or leave it out."
-        )
-    if gpus:
-        raise InputError(
-            f"gpus={gpus} was asked for, but serial runs in this process, which has its GPUs already. "
-            "Leave gpus out, or take processes."
-        )
-    return Serial(threads)

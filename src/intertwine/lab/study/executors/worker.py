@@ -1,8 +1,8 @@
-"""What runs inside a worker process: it reads tasks, does them in turn, and ends when its driver does.
+"""The code of a worker process: it reads tasks, runs them in turn, and ends when its driver does.
 
-The driver and a worker send each other pickled tuples. The driver: the work first, then (TASK, number, task),
-(BACK, number) to have a task again that has not been begun, and STOP. The worker: HELLO, READY or (BROKEN, why), then
-(DONE, number, result, error) and (BACK, number).
+Driver and worker exchange pickled tuples. The driver sends (WORK, payload), then (TASK, number, data), (RECALL, number)
+to get back a task that has not started, and (STOP,). The worker sends (HELLO,), (READY,) or (BROKEN, error), then
+(DONE, number, result, error) and (RECALL, number).
 """
 
 from __future__ import annotations
@@ -18,84 +18,78 @@ from typing import Any
 from intertwine.lab.study.executors.base import format_error, run_pickled
 from intertwine.lab.study.executors.resources import limit_torch_threads
 
-HELLO, READY, BROKEN, WORK, TASK, BACK, DONE, STOP = (
-    "hello", "ready", "broken", "work", "task", "back", "done", "stop",
-)  # fmt: skip
-#: Seconds between two looks at whether the other side is still there.
+HELLO, READY, BROKEN, WORK = "hello", "ready", "broken", "work"
+TASK, RECALL, DONE, STOP = "task", "recall", "done", "stop"
+#: Seconds between two checks that the other side is alive.
 POLL_SECONDS = 1.0
 
 
 def serve(connection: Connection, driver: int, threads: int) -> None:
-    """Do what the driver sends until it says stop.
+    """Run the tasks that the driver sends until it sends STOP.
 
     Args:
-        driver: the number of its process.
+        connection: to the driver.
+        driver: its process id.
+        threads: of torch.
     """
-    _leave_interrupts_to_the_driver()
+    # Ctrl-C reaches every process of a terminal; the driver ends the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # the driver blocked it while this process started
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     mailbox = Mailbox(connection, driver)
     mailbox.send(HELLO)
     try:
         work, shared = pickle.loads(mailbox.next()[1])
-    except Exception as error:  # noqa: BLE001 - reading a pickle imports foreign modules
+    except Exception as error:  # noqa: BLE001 - unpickling imports foreign modules
         mailbox.send(BROKEN, format_error(error))
         return
     limit_torch_threads(threads)
     mailbox.send(READY)
-    while (letter := mailbox.next())[0] == TASK:
-        _, number, data = letter
+    while (message := mailbox.next())[0] == TASK:
+        _, number, data = message
         mailbox.send(DONE, number, *run_pickled(work, data, shared))
 
 
-def _leave_interrupts_to_the_driver() -> None:
-    """Ctrl-C reaches every process of a terminal; the driver is the one that ends the workers then."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # the driver held it back while this process started
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-
-
 class Mailbox:
-    """Reads letters while a task runs, so that neither side waits for the other to read, and sees the driver's end."""
+    """Receives messages in a thread, also while a task runs, and ends the process when the driver ends."""
 
     def __init__(self, connection: Connection, driver: int) -> None:
         self._connection, self._driver = connection, driver
-        self._letters: deque[tuple[Any, ...]] = deque()
+        self._messages: deque[tuple[Any, ...]] = deque()
         self._arrived, self._sending = threading.Condition(), threading.Lock()
         threading.Thread(target=self._read, name="mailbox", daemon=True).start()
 
     def next(self) -> tuple[Any, ...]:
-        """The next letter, when there is one."""
+        """Wait for the next message."""
         with self._arrived:
-            self._arrived.wait_for(lambda: bool(self._letters))
-            return self._letters.popleft()
+            self._arrived.wait_for(lambda: bool(self._messages))
+            return self._messages.popleft()
 
-    def send(self, *letter: Any) -> None:
-        """To the driver."""
+    def send(self, *message: Any) -> None:
+        """Send a message to the driver."""
         with self._sending:
-            self._connection.send_bytes(pickle.dumps(letter))
+            self._connection.send_bytes(pickle.dumps(message))
 
     def _read(self) -> None:
         try:
             while True:
-                letter = self._letter()
+                while not self._connection.poll(POLL_SECONDS):
+                    # A process forked by the driver may keep the connection open after the driver's end.
+                    if hasattr(os, "getppid") and os.getppid() != self._driver:
+                        raise EOFError
+                message = pickle.loads(self._connection.recv_bytes())
                 with self._arrived:
-                    if letter[0] == BACK:
-                        self._give_back(letter[1])
+                    if message[0] == RECALL:
+                        self._recall(message[1])
                     else:
-                        self._letters.append(letter)
+                        self._messages.append(message)
                         self._arrived.notify()
         except (EOFError, OSError):
-            os._exit(1)  # without its driver nobody asks for the result; the task may take hours yet
+            os._exit(1)  # without its driver, the result has no reader
 
-    def _letter(self) -> tuple[Any, ...]:
-        while not self._connection.poll(POLL_SECONDS):
-            # A process that the driver forked may hold the connection open after the driver's end.
-            if hasattr(os, "getppid") and os.getppid() != self._driver:
-                raise EOFError
-        return pickle.loads(self._connection.recv_bytes())
-
-    def _give_back(self, number: int) -> None:
-        for letter in self._letters:
-            if letter[:2] == (TASK, number):
-                self._letters.remove(letter)
-                self.send(BACK, number)
+    def _recall(self, number: int) -> None:
+        for message in self._messages:
+            if message[:2] == (TASK, number):
+                self._messages.remove(message)
+                self.send(RECALL, number)
                 return
