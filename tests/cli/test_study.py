@@ -96,11 +96,12 @@ def test_bad_plans_are_refused_with_line_and_reason(zoo: Path, tmp_path: Path, r
     path.write_text(path.read_text().replace('verb = "barrier"', 'verb = "barier"'))
     code, out, err = run(path, "--out", tmp_path / "s")
     assert (code, out) == (2, "")
-    assert "Part 2 (line 6): there is no verb 'barier'. Did you mean 'barrier'?" in err
+    assert "Part 2 (line 6): Unknown verb 'barier'. Did you mean 'barrier'?" in err
     assert not (tmp_path / "s").exists()
     code, _, err = run(tmp_path / "none.toml")
     assert code == 2
-    assert "cannot be read (No such file or directory). Give the path of a TOML file." in err
+    assert "Cannot read the plan" in err
+    assert "(No such file or directory). Give the path of a TOML file." in err
 
 
 def test_the_executors_of_the_command_line_are_those_of_the_library() -> None:

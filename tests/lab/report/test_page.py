@@ -593,7 +593,7 @@ def test_labels_of_a_heat_map_of_a_comparison() -> None:
 def test_the_report_names_the_highest_and_the_lowest_pair() -> None:
     cells = {("a", "b"): dot(0.2), ("a", "c"): dot(0.9), ("d", "c"): dot(None)}
     assert describe_cells(cells) == (
-        "Highest 0.9 at a × c, lowest 0.2 at a × b. 1 of 3 have no value; point at them for the reason."
+        "Highest 0.9 at a × c, lowest 0.2 at a × b. 1 of 3 have no value; hover over them for the reason."
     )
 
 

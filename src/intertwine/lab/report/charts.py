@@ -293,7 +293,7 @@ def bar_chart(heading: str, unit: str, bars: Sequence[tuple[str, Dot]]) -> str:
 
 
 def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], cells: Cells, ends: tuple[float, float]) -> str:
-    """The picture, its colour scale, and its numbers as a table. `ends`: the values of the lightest and darkest colour."""
+    """The picture, its colour scale, and a table. `ends`: the values of the lightest and the darkest colour."""
     side, wide = _cell_size(max(len(rows), len(columns)))
     left, top = 12 + LETTER * max(map(len, rows)), 8
     bottom = top + side * len(rows)

@@ -94,8 +94,8 @@ def read(records: Records) -> StudyResults:
     missing = [name for name in REQUIRED if rows and name not in rows[0]]
     if missing:
         raise InputError(
-            f"The records have no column {', '.join(missing)}, only {', '.join(map(str, rows[0]))}. Give the data frame "
-            f"of a study's store, with the columns {', '.join(COLUMNS)}."
+            f"The records have no column {', '.join(missing)}, only {', '.join(map(str, rows[0]))}. Give the data "
+            f"frame of a study's store, with the columns {', '.join(COLUMNS)}."
         )
     tasks: dict[tuple[Any, ...], TaskRecord] = {}
     entries = tuple(_entry(number, row, tasks) for number, row in enumerate(rows))

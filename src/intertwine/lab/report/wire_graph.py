@@ -185,7 +185,7 @@ class _Picture:
         return box + text(x + 8, top + 14, _frame_title(frame), INK, font_weight=600)
 
     def draw_wire(self, name: str) -> str:
-        """A line from the first to the last box that the wire acts on, with a branch and a dot at each, and the label."""
+        """A line from the first to the last box that the wire acts on, with a branch and a dot at each, and a label."""
         colour, x = self.colours[name], self.lines + LANE * self.lanes[name]
         ys = [self.places[i].exits[name] for i in self.acts[name]]
         leader = f"M{x:.1f} {ys[0]:.1f}H{self.labels - 4:.1f}"
