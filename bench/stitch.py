@@ -71,9 +71,9 @@ def measure_direct(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for inputs, _ in data:
             a(inputs), b(inputs)
         forwards = time.perf_counter() - start
-    splice = SplitPair(a, b, list(paths), on_device_of(((first,), {}), b))
+    split = SplitPair(a, b, list(paths), on_device_of(((first,), {}), b))
     start = time.perf_counter()
-    moments = moments_of(splice, data)
+    moments = moments_of(split, data)
     streamed = time.perf_counter() - start
     for family in ("affine", "orthogonal", "lowrank:4", "permutation", "relu"):
         start = time.perf_counter()
@@ -129,14 +129,14 @@ def measure_relu(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         seen: set[tuple[str, str]] = set()
         for one in (*printed, *ours):
             name = "relu" if one.fit == "direct" else one.family
-            if (one.cut.back, f"{name} {one.fit}") not in seen:
-                seen.add((one.cut.back, f"{name} {one.fit}"))
+            if (one.point.back, f"{name} {one.fit}") not in seen:
+                seen.add((one.point.back, f"{name} {one.fit}"))
                 yield _row("relu", options, one) | {"family": name, "pair": [first, first + 1], "rate": options.rate}
 
 
 def _row(part: str, options: argparse.Namespace, one: Any) -> dict[str, Any]:
     return {
-        "part": part, "device": device_name(options.device), "at": one.cut.back, "family": one.family, "fit": one.fit,
+        "part": part, "device": device_name(options.device), "at": one.point.back, "family": one.family, "fit": one.fit,
         "epochs": options.epochs if one.fit == "task" else 0, "batch": options.batch, "precision": options.precision,
         "accuracy": one.accuracy, "penalty": one.penalty, "front": one.front_accuracy, "back": one.back_accuracy,
         "relative": one.relative_accuracy, "cross_entropy": one.cross_entropy, "diverged": one.diverged,
@@ -188,10 +188,10 @@ def _cka(one: Any, data: Any, *, images: bool = False) -> float:
 
     Every position of an image is a sample; or every image, with all channels at all positions as its features.
     """
-    splice, cut = one.model.splice, one.model.number
+    split, point = one.model.split, one.model.index
     call = (next(iter(data.batches("test", 500)))[0],), {}
-    with splice.running(), torch.no_grad():
-        moved, own = one.map(splice.front(call)[cut].rows), splice.targets(call)[cut]
+    with split.running(), torch.no_grad():
+        moved, own = one.map(split.front(call)[point].rows), split.targets(call)[point]
     if images:
         return find("linear_cka_biased")(moved.flatten(1), own.flatten(1)).value
     return feature_similarities(own, moved)["linear_cka_biased"]
@@ -215,13 +215,13 @@ def measure_moved(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for skip in (None, "back"):
                 found = it.stitches(moved, model, paths, family, fit="direct", data=data, skip=skip)
                 for one in found:
-                    if skip is not None and one.cut.skip == "none":
+                    if skip is not None and one.point.skip == "none":
                         continue  # nothing goes around it, so there was nothing to choose
                     with torch.no_grad():
                         gap = float((one.model(inputs) - own).abs().max() / own.abs().max())
                     yield {
-                        "part": "moved", "architecture": name, "at": one.cut.back, "family": one.family, "gap": gap,
-                        "penalty": one.penalty, "skip": one.cut.skip,
+                        "part": "moved", "architecture": name, "at": one.point.back, "family": one.family, "gap": gap,
+                        "penalty": one.penalty, "skip": one.point.skip,
                     }  # fmt: skip
 
 

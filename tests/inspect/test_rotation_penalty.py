@@ -18,8 +18,9 @@ from torch.nn import functional as F
 import intertwine as it
 from intertwine.data.batches import labelled_batches
 from intertwine.errors import InputError
+from intertwine.inspect.rotation import haar_orthogonal
 from intertwine.inspect.rotation_penalty import LayerSplit, PenaltyTrial, RotationPenalty, rotation_penalty
-from intertwine.inspect.transforms import haar_orthogonal, random_element, random_transform, relu_member
+from intertwine.inspect.transforms import random_element, random_transform, relu_member
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -171,16 +172,16 @@ def test_row_000_g41_next_layer_can_undo_g_relu_but_no_rotation() -> None:
     """W_{l+1} φ(A)⁻¹ gives the outputs back for A in G_ReLU, and not for a rotation."""
     model = copy.deepcopy(convolutions(0)).double()
     (example,) = labelled_batches([(digits()[1][0][0].double()[:40], digits()[1][0][1][:40])], model)
-    halves = LayerSplit(model, "0", example)
+    split = LayerSplit(model, "0", example)
     away = {}
     for kind in ("relu", "orthogonal"):
         matrix = random_transform(kind, 8, 1)
-        halves.start()
+        split.start()
         with torch.no_grad():
-            layer = halves.rest.get_submodule("3")
+            layer = split.rest.get_submodule("3")
             assert isinstance(layer, nn.Conv2d)
             layer.weight.copy_(torch.einsum("oihw,ij->ojhw", layer.weight, torch.linalg.inv(matrix)))
-            away[kind] = float((halves.outputs(halves.example, matrix) - model(*example.call[0])).abs().max())
+            away[kind] = float((split.outputs(split.example, matrix) - model(*example.call[0])).abs().max())
     assert away["relu"] < 1e-10
     assert away["orthogonal"] > 0.1
 
@@ -265,9 +266,9 @@ def test_the_model_is_not_changed_and_layers_in_front_are_not_trained() -> None:
     model.conv1.weight.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     (example, *_) = labelled_batches(batches(count=1), model)
-    halves = LayerSplit(model, "conv1", example)
-    names = {id(p): name for name, p in halves.rest.named_parameters()}
-    assert sorted(names[id(p)] for p in halves.weights) == [
+    split = LayerSplit(model, "conv1", example)
+    names = {id(p): name for name, p in split.rest.named_parameters()}
+    assert sorted(names[id(p)] for p in split.weights) == [
         "conv2.bias", "conv2.weight", "head.bias", "head.weight", "norm.bias", "norm.weight",
     ]  # fmt: skip
     torch.manual_seed(7)

@@ -194,8 +194,8 @@ def test_001_c09_it_beats_cutting_the_matrix_itself_and_full_rank_is_least_squar
     whole = fit_direct("linear", moments).matrix
     torch.testing.assert_close(LowRank(5).direct(moments).matrix, whole)
     u, s, vh = torch.linalg.svd(whole)
-    cut = LinearMap((u[:, :2] * s[:2]) @ vh[:2])
-    assert distance(a, b, LowRank(2).direct(moments)) < distance(a, b, cut) - 0.1
+    point = LinearMap((u[:, :2] * s[:2]) @ vh[:2])
+    assert distance(a, b, LowRank(2).direct(moments)) < distance(a, b, point) - 0.1
 
 
 # -- sparse: C10 -------------------------------------------------------------------------------------------------------

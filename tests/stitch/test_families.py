@@ -19,14 +19,7 @@ from intertwine.stitch.direct import LinearMap, PairMoments
 from intertwine.stitch.families.base import FLOOR, MapFamily, Parameters, best_assignment
 from intertwine.stitch.families.linear import Linear, LowRank, Sparse
 from intertwine.stitch.families.names import families, family_of, find_family, fit_direct
-from intertwine.stitch.families.permutations import (
-    Birkhoff,
-    Masked,
-    Monomial,
-    SoftSort,
-    doubly_stochastic,
-    soft_sort,
-)
+from intertwine.stitch.families.permutations import Birkhoff, Masked, Monomial, SoftSort, doubly_stochastic, soft_sort
 
 N = 8
 

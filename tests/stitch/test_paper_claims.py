@@ -383,7 +383,7 @@ def test_000_G27_theorem_4_2_a_moved_copy_is_stitched_exactly(name: str) -> None
     model, moved, data = moved_copy(name)
     found = it.stitches(moved, model, SMALL[name][2], ["relu", "identity"], fit="direct", data=data)
     for one in found.select(family="relu"):
-        assert one.cut.skip == "none"
+        assert one.point.skip == "none"
         assert error(one.model, model, data) < 1e-9
         assert one.penalty == 0.0
     assert all(error(one.model, model, data) > 1e-6 for one in found.select(family="identity"))

@@ -144,9 +144,11 @@ def grown(stitched: StitchedNetwork, x: Tensor) -> None:
     assert (stitched.weight.grad.abs().sum(1) > 0).all()
 
 
-def mapped(splice: SplitPair, cut: int = 0) -> Any:
-    place = splice.cuts[cut]
-    return StitchedNetwork(splice, cut, LinearMap(torch.randn(place.outputs, place.inputs), torch.randn(place.outputs)))
+def mapped(split: SplitPair, point: int = 0) -> Any:
+    place = split.points[point]
+    return StitchedNetwork(
+        split, point, LinearMap(torch.randn(place.outputs, place.inputs), torch.randn(place.outputs))
+    )
 
 
 def test_a_convolutional_network_into_a_transformer() -> None:
@@ -154,9 +156,9 @@ def test_a_convolutional_network_into_a_transformer() -> None:
     for pool in ("token", "mean"):
         back: Any = vit(dim=8, depth=2, heads=2, patch=4, side=16, pool=pool).eval()
         x = torch.randn(4, 3, 16, 16)
-        splice = SplitPair(front, back, [("layer2", "blocks.0"), ("layer3", "blocks.0.attention")], ((x,), {}))
-        assert [cut.skip for cut in splice.cuts] == ["none", "back"]
-        stitched = mapped(splice)
+        split = SplitPair(front, back, [("layer2", "blocks.0"), ("layer3", "blocks.0.attention")], ((x,), {}))
+        assert [point.skip for point in split.points] == ["none", "back"]
+        stitched = mapped(split)
         with torch.no_grad():
             features = front.layer2(front.layer1(front.relu(front.bn1(front.conv1(x)))))
             small = F.interpolate(features, (4, 4), mode="bilinear", align_corners=False).flatten(2).transpose(1, 2)
@@ -165,18 +167,18 @@ def test_a_convolutional_network_into_a_transformer() -> None:
             h = back.norm(back.blocks[1](small @ stitched.weight.T + stitched.bias))
             expected = back.head(h[:, 0] if pool == "token" else h.mean(1))
         torch.testing.assert_close(stitched(x), expected, rtol=1e-4, atol=1e-4)
-        for cut in range(2):
-            grown(mapped(splice, cut), x)
+        for point in range(2):
+            grown(mapped(split, point), x)
 
 
 def test_a_transformer_into_a_convolutional_network() -> None:
     front: Any = vit(dim=8, depth=2, heads=2, patch=4, side=16).eval()
     back: Any = resnet(20, width=0.25).eval()
     x = torch.randn(4, 3, 16, 16)
-    splice = SplitPair(
+    split = SplitPair(
         front, back, [("blocks.1", "layer2"), ("blocks.0", "layer3.0.relu1"), ("embed", "conv1")], ((x,), {})
     )
-    stitched = mapped(splice)
+    stitched = mapped(split)
     tokens_of: list[Tensor] = []
     with front.blocks[1].register_forward_hook(lambda _m, _a, y: tokens_of.append(y)), torch.no_grad():
         front(x)
@@ -185,20 +187,20 @@ def test_a_transformer_into_a_convolutional_network() -> None:
         image = torch.einsum("oc,nchw->nohw", stitched.weight, image) + stitched.bias[:, None, None]
         expected = back.fc(back.pool(back.layer3(image)).flatten(1))
     torch.testing.assert_close(stitched(x), expected, rtol=1e-4, atol=1e-4)
-    for cut in range(3):
-        grown(mapped(splice, cut), x)
+    for point in range(3):
+        grown(mapped(split, point), x)
 
 
 def test_targets_stand_row_by_row_beside_what_arrives() -> None:
     front, back = vit(dim=8, depth=1, heads=2, patch=4, side=32).eval(), myrtle(width=4).eval()
     x = torch.randn(4, 3, 32, 32)
-    splice = SplitPair(front, back, [("blocks.0", "5"), ("norm", "14:input"), ("head", "16")], ((x,), {}))
-    for arrived, own, cut in zip(splice.front(((x,), {})), splice.targets(((x,), {})), splice.cuts, strict=True):
-        assert arrived.rows.shape[:2] == own.shape[:2]
-        assert (arrived.rows.shape[2], own.shape[2]) == (cut.inputs, cut.outputs)
+    split = SplitPair(front, back, [("blocks.0", "5"), ("norm", "14:input"), ("head", "16")], ((x,), {}))
+    for features, own, point in zip(split.front(((x,), {})), split.targets(((x,), {})), split.points, strict=True):
+        assert features.rows.shape[:2] == own.shape[:2]
+        assert (features.rows.shape[2], own.shape[2]) == (point.inputs, point.outputs)
     assert isinstance(back, torch.nn.Sequential)
     with torch.no_grad():
-        torch.testing.assert_close(splice.targets(((x,), {}))[0], to_rows(back[:6](x), "ncpp"))
+        torch.testing.assert_close(split.targets(((x,), {}))[0], to_rows(back[:6](x), "ncpp"))
 
 
 def test_a_vector_into_positions_is_told_when_the_networks_are_cut() -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional
 import intertwine as it
 from intertwine.stitch.collection import Stitches
 from intertwine.stitch.direct import LinearMap
-from intertwine.stitch.result import Stitch, closeness, curves, rank, sorted_for_the_eye, sparsity
+from intertwine.stitch.result import Stitch, closeness, curves, display_order, rank, sparsity
 from intertwine.stitch.scores import Scorer, StitchScores
 from intertwine.stitch.split import StitchPoint
 
@@ -392,9 +392,9 @@ def test_order_for_the_eye_brings_a_permutation_to_the_diagonal() -> None:
     generator = torch.Generator().manual_seed(0)
     scales = torch.rand(9, generator=generator) + 0.5
     m = torch.diag(scales)[torch.randperm(9, generator=generator)]
-    rows, columns = sorted_for_the_eye(m)
+    rows, columns = display_order(m)
     assert torch.equal(m[rows][:, columns], torch.diag(scales.sort(descending=True).values))
-    rows, columns = sorted_for_the_eye(torch.randn(3, 7, generator=generator))
+    rows, columns = display_order(torch.randn(3, 7, generator=generator))
     assert (sorted(rows.tolist()), sorted(columns.tolist())) == (list(range(3)), list(range(7)))
 
 

@@ -196,8 +196,8 @@ def test_001_c25_cka_can_be_driven_down_at_no_cost_to_the_task() -> None:
 def traced(*values: float | None, measure: str = "linear_cka_biased") -> Stitch:
     history = tuple({"step": i, "loss": 1.0} | ({} if v is None else {measure: v}) for i, v in enumerate(values))
     scores = StitchScores(10, 0.5, 1.0, 1.0, rr=5, rw=3, wr=0, ww=2)
-    cut = StitchPoint("a", "a", "none", (), 2, 2)
-    return Stitch(nn.Identity(), cut, "linear", "task", LinearMap(torch.eye(2)), scores, 0.8, 0.8, history)
+    point = StitchPoint("a", "a", "none", (), 2, 2)
+    return Stitch(nn.Identity(), point, "linear", "task", LinearMap(torch.eye(2)), scores, 0.8, 0.8, history)
 
 
 def test_001_c26_baseline_over_pairs_and_layers() -> None:
@@ -268,9 +268,9 @@ def stitched(
     network: nn.Sequential, fitted: LinearMap, family: str, at: str = "3", front: nn.Sequential | None = None
 ) -> Stitch:
     """A stitch of a network with itself or another front, by hand."""
-    splice = SplitPair(front or network, network, at, ((torch.zeros(2, 64),), {}))
+    split = SplitPair(front or network, network, at, ((torch.zeros(2, 64),), {}))
     scores = StitchScores(10, 0.5, 1.0, 1.0, rr=5, rw=3, wr=0, ww=2)
-    return Stitch(StitchedNetwork(splice, 0, fitted), splice.cuts[0], family, "task", fitted, scores, 0.8, 0.8)
+    return Stitch(StitchedNetwork(split, 0, fitted), split.points[0], family, "task", fitted, scores, 0.8, 0.8)
 
 
 def test_001_c30_maps_on_the_line_have_their_biases_too() -> None:
@@ -331,6 +331,6 @@ def test_lines_that_are_refused(network: nn.Sequential, digits: list[tuple[Tenso
         along(first, replace(first, model=nn.Identity()), digits)
     assert isinstance(first.model, StitchedNetwork)
     own = PairBatchNormStatistics(BatchNormStatistics(network), BatchNormStatistics(network))
-    adapted = replace(first, model=StitchedNetwork(first.model.splice, 0, identity, own))
+    adapted = replace(first, model=StitchedNetwork(first.model.split, 0, identity, own))
     with pytest.raises(it.InputError, match=r"statistics of their own \(norm='adapt'\)"):
         along(first, adapted, digits)

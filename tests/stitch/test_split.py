@@ -71,10 +71,10 @@ def paths(model: nn.Module) -> list[str]:
     return [name for name, _ in model.named_modules() if name]
 
 
-def stitched_at(splice: SplitPair, call: Call, cut: int) -> Any:
+def stitched_at(split: SplitPair, call: Call, point: int) -> Any:
     """The back behind the front with nothing between."""
-    arrived = splice.front(call)[cut]
-    return splice.back(cut, arrived.rows, arrived, call)
+    features = split.front(call)[point]
+    return split.back(point, features.rows, features, call)
 
 
 # -- 001-C01: halves make the whole ------------------------------------------------------------------------------------
@@ -94,11 +94,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 def test_001_C01_the_two_halves_of_a_network_make_the_whole(case: str) -> None:
     build, inputs = CASES[case]
     model, example = build(), called(inputs())
-    splice = SplitPair(model, model, paths(model), example)
+    split = SplitPair(model, model, paths(model), example)
     call = called(torch.cat([example[0][0][1:], inputs()]))  # other samples than the example's, and more of them
     whole = plain_output(model.eval()(*call[0]))
-    for cut, arrived in enumerate(splice.front(call)):
-        found = plain_output(splice.back(cut, arrived.rows, arrived, call))
+    for point, features in enumerate(split.front(call)):
+        found = plain_output(split.back(point, features.rows, features, call))
         torch.testing.assert_close(found, whole, rtol=0, atol=0)
 
 
@@ -106,18 +106,18 @@ def test_001_C01_the_two_halves_of_a_network_make_the_whole(case: str) -> None:
 def test_001_C01_a_half_runs_the_modules_of_that_half_and_no_other(shortcut: str) -> None:
     model = small_resnet(shortcut).eval()
     call = called(torch.randn(4, 3, 8, 8))
-    splice = SplitPair(model, model, ["layer2.0.relu1", "layer1.1"], call)
+    split = SplitPair(model, model, ["layer2.0.relu1", "layer1.1"], call)
     heard: list[str] = []
     handles = [
         m.register_forward_hook(lambda *_, n=n: heard.append(n))
         for n, m in model.named_modules()
         if not [*m.children()]
     ]
-    arrived = splice.front(call)
+    features = split.front(call)
     assert heard[-1] == "layer2.0.relu1"
     assert len(heard) == 3 + 3 * 7 + 3  # stem, three blocks of six modules and an Identity, half a block
     heard.clear()
-    splice.back(1, arrived[1].rows, arrived[1], call)
+    split.back(1, features[1].rows, features[1], call)
     for handle in handles:
         handle.remove()
     assert heard[0] == "layer1.2.conv1"
@@ -135,14 +135,14 @@ def test_001_C01_halves_of_a_torchvision_network_inside_and_outside_of_blocks() 
         "layer2.0.downsample:input",
         "layer3.1.relu@1:input".replace("@1:input", ":input@1"),
     ]
-    splice = SplitPair(model, model, [*names, "avgpool", "fc:input", "fc"], call)
-    assert splice._back.reason == ""
+    split = SplitPair(model, model, [*names, "avgpool", "fc:input", "fc"], call)
+    assert split._back.reason == ""
     with torch.no_grad():
         whole = model(*call[0])
-    for cut in range(len(splice.cuts)):
-        torch.testing.assert_close(stitched_at(splice, call, cut), whole, rtol=0, atol=0)
-    assert {cut.back: cut.skip for cut in splice.cuts}["layer1.0.relu@1"] == "front"
-    assert {cut.back: cut.skip for cut in splice.cuts}["layer1.0.relu@2"] == "none"
+    for point in range(len(split.points)):
+        torch.testing.assert_close(stitched_at(split, call, point), whole, rtol=0, atol=0)
+    assert {point.back: point.skip for point in split.points}["layer1.0.relu@1"] == "front"
+    assert {point.back: point.skip for point in split.points}["layer1.0.relu@2"] == "none"
 
 
 @pytest.mark.models
@@ -154,11 +154,11 @@ def test_001_C01_halves_of_a_huggingface_network_that_cannot_be_traced() -> None
     model = transformers.BertForSequenceClassification(config).eval()
     call = called(input_ids=torch.randint(0, 30, (4, 7)), attention_mask=torch.ones(4, 7, dtype=torch.long))
     names = ["bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.0.intermediate", "bert.pooler"]
-    splice = SplitPair(model, model, names, call)
-    assert "torch.fx cannot trace it" in splice._back.reason
-    assert [cut.skip for cut in splice.cuts] == ["back"] * 4
-    for cut in range(4):
-        found = stitched_at(splice, call, cut).logits
+    split = SplitPair(model, model, names, call)
+    assert "torch.fx cannot trace it" in split._back.reason
+    assert [point.skip for point in split.points] == ["back"] * 4
+    for point in range(4):
+        found = stitched_at(split, call, point).logits
         torch.testing.assert_close(found, model(**call[1]).logits, rtol=0, atol=0)
     with pytest.raises(
         MismatchError, match=r'skip="front" was asked for at .*a network that cannot be traced is run whole'
@@ -206,16 +206,16 @@ def test_001_C01_tuples_sizes_overwriting_and_repeated_calls() -> None:
         "relu:input@2",
         "head",
     ]
-    splice = SplitPair(model, model, names, call, layouts={"rnn[1][0]": "cnc"})
+    split = SplitPair(model, model, names, call, layouts={"rnn[1][0]": "cnc"})
     other = called(torch.randn(8, 7, 4), mask=torch.rand(8, 7), twice=True)
     longer = called(torch.randn(4, 9, 4), mask=torch.rand(4, 9), twice=True)
     for given in (call, other, longer):
         whole = model(*given[0], **given[1])
-        for cut in range(len(splice.cuts)):
-            found = stitched_at(splice, given, cut)
+        for point in range(len(split.points)):
+            found = stitched_at(split, given, point)
             torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
     with pytest.raises(InputError, match="A batch is not built as the example"):
-        splice.front(called(x, mask=mask, twice=False))
+        split.front(called(x, mask=mask, twice=False))
 
 
 class Sign(torch.autograd.Function):
@@ -281,11 +281,11 @@ def test_001_C01_hooks_take_over_where_steps_would_be_wrong(case: str) -> None:
     reason, build = WRONG[case]
     model, x = build(), torch.randn(5, 4)
     place = "0" if isinstance(model, nn.Sequential) else "a"
-    splice = SplitPair(model, model, place, called(x))
-    assert reason in splice._back.reason
-    arrived = splice.front(called(x))[0]
-    rows = arrived.rows.clone().requires_grad_()
-    found = splice.back(0, rows, arrived, called(x))
+    split = SplitPair(model, model, place, called(x))
+    assert reason in split._back.reason
+    features = split.front(called(x))[0]
+    rows = features.rows.clone().requires_grad_()
+    found = split.back(0, rows, features, called(x))
     torch.testing.assert_close(found, model(x))
     if case == "own gradient":  # the sign passes it on
         found.sum().backward()
@@ -301,9 +301,9 @@ def test_001_C01_a_trace_leaves_nothing_on_the_network() -> None:
     model, back, x = net(remembers), blocks(), torch.randn(5, 4)
     model(x)
     names = set(model.__dict__)
-    splice = SplitPair(model, back, ("b", "2"), called(x))
-    assert splice._front.reason == ""
-    torch.testing.assert_close(stitched_at(splice, called(x), 0), model(x))
+    split = SplitPair(model, back, ("b", "2"), called(x))
+    assert split._front.reason == ""
+    torch.testing.assert_close(stitched_at(split, called(x), 0), model(x))
     assert set(model.__dict__) == names
     assert isinstance(model.__dict__["last"], Tensor)  # and no stand-in of the trace
 
@@ -320,9 +320,9 @@ def test_001_C02_stitched_to_itself_with_the_identity_a_network_is_itself(case: 
     build, inputs = CASES[case]
     model, x = build(), inputs()
     names = paths(model)[::5]
-    splice = SplitPair(model, model, names, called(x))
-    for cut in range(len(names)):
-        stitched = StitchedNetwork(splice, cut, LinearMap(torch.eye(splice.cuts[cut].inputs)))
+    split = SplitPair(model, model, names, called(x))
+    for point in range(len(names)):
+        stitched = StitchedNetwork(split, point, LinearMap(torch.eye(split.points[point].inputs)))
         torch.testing.assert_close(plain_output(stitched(x)), plain_output(model.eval()(x)), rtol=1e-5, atol=1e-6)
     assert hooks(model) == 0
 
@@ -331,10 +331,10 @@ def test_001_C02_hooks_and_flags_are_gone_after_an_exception_too() -> None:
     model, other = Branching(), Branching()
     other.second.weight.requires_grad_(False)
     x = torch.randn(5, 6)
-    splice = SplitPair(model, other, "second", called(x))
+    split = SplitPair(model, other, "second", called(x))
     bad = torch.full((5, 6), math.nan)
-    arrived = splice.front(called(x))[0]
-    for run in (lambda: splice.front(called(bad)), lambda: splice.back(0, arrived.rows, arrived, called(bad))):
+    features = split.front(called(x))[0]
+    for run in (lambda: split.front(called(bad)), lambda: split.back(0, features.rows, features, called(bad))):
         with pytest.raises(RuntimeError, match="a bad batch"):
             run()
     assert hooks(model) == hooks(other) == 0
@@ -382,7 +382,7 @@ def test_001_C02_copies_share_the_networks_and_pickles_are_refused() -> None:
     x = torch.randn(4, 6)
     stitched = StitchedNetwork(SplitPair(model, model, "2", called(x)), 0, LinearMap(torch.eye(5)))
     other = copy.deepcopy(stitched)
-    assert other.splice is stitched.splice
+    assert other.split is stitched.split
     with torch.no_grad():
         other.weight.zero_()
     torch.testing.assert_close(stitched(x), model(x))
@@ -390,40 +390,40 @@ def test_001_C02_copies_share_the_networks_and_pickles_are_refused() -> None:
     with pytest.raises(InputError, match="A splice cannot be pickled"):
         pickle.dumps(stitched)
     assert repr(stitched).startswith("StitchedNetwork(Sequential 2 → Sequential 2, 5 → 5")
-    assert repr(stitched.splice) == "Splice(Sequential → Sequential, at 2 → 2)"
+    assert repr(stitched.split) == "Splice(Sequential → Sequential, at 2 → 2)"
 
 
 def test_001_C02_wrapped_networks_are_seen_through() -> None:
     model, x = mlp((6, 5, 3)), torch.randn(4, 6)
     wrapped = nn.DataParallel(model)
-    splice = SplitPair(wrapped, model, "2", called(x))
-    assert splice.front_model is wrapped
-    torch.testing.assert_close(stitched_at(splice, called(x), 0), model(x))
+    split = SplitPair(wrapped, model, "2", called(x))
+    assert split.front_model is wrapped
+    torch.testing.assert_close(stitched_at(split, called(x), 0), model(x))
 
 
 def test_001_C02_other_layers_and_widths_meet_through_a_map() -> None:
     a, b = mlp((6, 8, 7, 3)), mlp((6, 5, 3))
     x = torch.randn(4, 6)
-    splice = SplitPair(a, b, [("4", "1"), ("2", "2")], called(x))
+    split = SplitPair(a, b, [("4", "1"), ("2", "2")], called(x))
     matrix, bias = torch.randn(5, 7), torch.randn(5)
-    stitched = StitchedNetwork(splice, 0, LinearMap(matrix, bias))
+    stitched = StitchedNetwork(split, 0, LinearMap(matrix, bias))
     torch.testing.assert_close(stitched(x), b[2:](a[:5](x) @ matrix.T + bias))
-    assert (splice.cuts[1].inputs, splice.cuts[1].outputs) == (8, 5)
+    assert (split.points[1].inputs, split.points[1].outputs) == (8, 5)
     with pytest.raises(
         MismatchError, match=r"A map of 7 features to 5 was given for the cut '2' → '2', where 8 channels"
     ):
-        StitchedNetwork(splice, 1, LinearMap(matrix))
+        StitchedNetwork(split, 1, LinearMap(matrix))
 
 
 def test_001_C02_precisions_meet_in_that_of_the_back() -> None:
     a, b = small_resnet(), small_resnet().double()
     x = torch.randn(4, 3, 8, 8)
-    splice = SplitPair(a, b, "layer1.0.relu1", called(x))
-    assert splice.cuts[0].skip == "front"
-    arrived = splice.front(called(x))[0]
-    assert arrived.rows.dtype == arrived.around[0].dtype == torch.float64
-    assert stitched_at(splice, called(x), 0).dtype == torch.float64
-    stitched = StitchedNetwork(splice, 0, LinearMap(torch.eye(4)))
+    split = SplitPair(a, b, "layer1.0.relu1", called(x))
+    assert split.points[0].skip == "front"
+    features = split.front(called(x))[0]
+    assert features.rows.dtype == features.around[0].dtype == torch.float64
+    assert stitched_at(split, called(x), 0).dtype == torch.float64
+    stitched = StitchedNetwork(split, 0, LinearMap(torch.eye(4)))
     stitched(x).sum().backward()
     assert stitched.weight.grad is not None
     assert stitched.weight.grad.dtype == torch.float32
@@ -435,22 +435,22 @@ def test_001_C02_precisions_meet_in_that_of_the_back() -> None:
 def test_000_G27_the_map_stands_behind_the_activation_and_buffers_are_used() -> None:
     a, b = seeded(myrtle(width=4), 1).eval(), seeded(myrtle(width=4), 2).eval()
     x, matrix = torch.randn(5, 3, 32, 32), torch.randn(4, 4)
-    splice = SplitPair(a, b, ["2", "1"], called(x))  # a ReLU, and the BatchNorm before it
-    for cut, place in enumerate((2, 1)):
+    split = SplitPair(a, b, ["2", "1"], called(x))  # a ReLU, and the BatchNorm before it
+    for point, place in enumerate((2, 1)):
         features = torch.einsum("oc,nchw->nohw", matrix, a[: place + 1](x))
         expected = b[place + 1 :](features)
-        torch.testing.assert_close(StitchedNetwork(splice, cut, LinearMap(matrix))(x), expected, rtol=1e-4, atol=1e-5)
-    before = StitchedNetwork(splice, 0, LinearMap(matrix))(x)
+        torch.testing.assert_close(StitchedNetwork(split, point, LinearMap(matrix))(x), expected, rtol=1e-4, atol=1e-5)
+    before = StitchedNetwork(split, 0, LinearMap(matrix))(x)
     b[4].running_mean.add_(1.0)
-    assert not torch.allclose(StitchedNetwork(splice, 0, LinearMap(matrix))(x), before, atol=1e-3)
+    assert not torch.allclose(StitchedNetwork(split, 0, LinearMap(matrix))(x), before, atol=1e-3)
 
 
 def test_000_G27_statistics_of_a_stitch_take_the_place_of_those_of_the_networks() -> None:
     model = seeded(myrtle(width=4)).eval()
     x = torch.randn(5, 3, 32, 32)
-    splice = SplitPair(model, model, "5", called(x))
+    split = SplitPair(model, model, "5", called(x))
     pair = PairBatchNormStatistics(BatchNormStatistics(model), BatchNormStatistics(model))
-    stitched = StitchedNetwork(splice, 0, LinearMap(torch.eye(4)), pair)
+    stitched = StitchedNetwork(split, 0, LinearMap(torch.eye(4)), pair)
     torch.testing.assert_close(stitched(x), model(x))
     first, last = "1:mean", "12:mean"
     for statistics in (pair.front, pair.back):  # of each half only its own layers count
@@ -484,14 +484,14 @@ def test_000_G19_a_moved_copy_fits_at_block_ends_and_not_inside_of_blocks() -> N
     with torch.no_grad():
         whole = model(x)
         # at the end of a block
-        splice = SplitPair(model, moved, "layer1.0", called(x))
-        assert splice.cuts[0].skip == "none"
-        fitted = StitchedNetwork(splice, 0, LinearMap(end))(x)
+        split = SplitPair(model, moved, "layer1.0", called(x))
+        assert split.points[0].skip == "none"
+        fitted = StitchedNetwork(split, 0, LinearMap(end))(x)
         assert (fitted - whole).abs().max() < 1e-9 * whole.abs().max()
         # inside, the skip path of the front: equation (E.56), where A⁻¹ stays on the skip
-        splice = SplitPair(model, moved, "layer1.1.relu1", called(x), skip="front")
-        assert splice.cuts[0].crossing == ("layer1_0_relu2",)
-        found = StitchedNetwork(splice, 0, LinearMap(inside))(x)
+        split = SplitPair(model, moved, "layer1.1.relu1", called(x), skip="front")
+        assert split.points[0].crossing == ("layer1_0_relu2",)
+        found = StitchedNetwork(split, 0, LinearMap(inside))(x)
         block = model.layer1[1]
         z = model.layer1[0](model.relu(model.bn1(model.conv1(x))))
         branch = block.bn2(block.conv2(block.relu1(block.bn1(block.conv1(z)))))
@@ -501,8 +501,8 @@ def test_000_G19_a_moved_copy_fits_at_block_ends_and_not_inside_of_blocks() -> N
         assert (found - formula).abs().max() < 1e-9 * whole.abs().max()
         assert (found - whole).abs().max() > 1e-2 * whole.abs().max()
         # inside, the back's own skip path: it has moved with the back, so the moved copy fits here too
-        splice = SplitPair(model, moved, "layer1.1.relu1", called(x), skip="back")
-        found = StitchedNetwork(splice, 0, LinearMap(inside))(x)
+        split = SplitPair(model, moved, "layer1.1.relu1", called(x), skip="back")
+        found = StitchedNetwork(split, 0, LinearMap(inside))(x)
         assert (found - whole).abs().max() < 1e-9 * whole.abs().max()
 
 
@@ -511,7 +511,7 @@ def test_000_G19_whose_values_go_around_is_chosen_and_told() -> None:
     call = called(torch.randn(4, 3, 8, 8))
 
     def skip(front: nn.Module, back: nn.Module, at: Any, asked: str | None = None) -> str:
-        return SplitPair(front, back, at, call, skip=asked).cuts[0].skip
+        return SplitPair(front, back, at, call, skip=asked).points[0].skip
 
     assert skip(a, b, "layer1.1") == skip(a, b, "layer1.1", "back") == skip(wide, b, "layer1.1", "front") == "none"
     assert skip(a, b, "layer1.1.conv1") == "front"
@@ -533,9 +533,9 @@ def test_000_G19_whose_values_go_around_is_chosen_and_told() -> None:
 def test_000_G19_the_back_s_own_skip_path_is_run_on_the_same_samples() -> None:
     a, b = small_resnet().eval(), seeded(resnet(20, width=0.5), 5).eval()
     x = torch.randn(4, 3, 8, 8)
-    splice = SplitPair(a, b, "layer1.0.relu1", called(x))
+    split = SplitPair(a, b, "layer1.0.relu1", called(x))
     matrix = torch.randn(8, 4)
-    found = StitchedNetwork(splice, 0, LinearMap(matrix))(x)
+    found = StitchedNetwork(split, 0, LinearMap(matrix))(x)
     with torch.no_grad():
         first = a.layer1[0]
         h = first.relu1(first.bn1(first.conv1(a.relu(a.bn1(a.conv1(x))))))
@@ -556,11 +556,11 @@ def test_004_L18_with_the_identity_it_is_a_direct_stitch() -> None:
     x, y = torch.randn(12, 3, 8, 8), torch.randint(0, 10, (12,))
     names = ["conv1", "layer1.0.conv1", "layer1.1", "layer2.0.relu1", "layer2.2", "layer3.1.bn2", "fc"]
     expected = direct_stitch(a, b, [(x, y)], names)
-    splice = SplitPair(a, b, names, called(x), skip="back")
+    split = SplitPair(a, b, names, called(x), skip="back")
     with torch.no_grad():
-        for cut, one in enumerate(expected.layers):
-            outputs = stitched_at(splice, called(x), cut)
-            assert one.layer == names[cut]
+        for point, one in enumerate(expected.layers):
+            outputs = stitched_at(split, called(x), point)
+            assert one.layer == names[point]
             assert F.cross_entropy(outputs, y).item() == pytest.approx(one.loss, rel=1e-5)
 
 
@@ -576,14 +576,14 @@ def test_several_copies_at_once_are_as_many_separate_runs(case: str, skip: str) 
     names = {"resnet20": "layer2.0.relu1", "vit": "blocks.0.linear1", "gpt": "blocks.1.attention.qkv"}.get(case, "act")
     if case == "untraceable":
         skip = "back"
-    splice = SplitPair(a, b, names, called(x[:4]), skip=skip)
-    arrived = splice.front(called(x))[0]
-    maps = [torch.randn(splice.cuts[0].outputs, splice.cuts[0].inputs, requires_grad=True) for _ in range(3)]
-    rows = torch.cat([arrived.rows @ m.T for m in maps])
-    together = plain_output(splice.back(0, rows, arrived, called(x), copies=3)).chunk(3)
+    split = SplitPair(a, b, names, called(x[:4]), skip=skip)
+    features = split.front(called(x))[0]
+    maps = [torch.randn(split.points[0].outputs, split.points[0].inputs, requires_grad=True) for _ in range(3)]
+    rows = torch.cat([features.rows @ m.T for m in maps])
+    together = plain_output(split.back(0, rows, features, called(x), copies=3)).chunk(3)
     gradients = torch.autograd.grad(torch.cat(together).square().sum(), maps)
     for m, y, gradient in zip(maps, together, gradients, strict=True):
-        alone = plain_output(splice.back(0, arrived.rows @ m.T, arrived, called(x)))
+        alone = plain_output(split.back(0, features.rows @ m.T, features, called(x)))
         torch.testing.assert_close(y, alone, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(gradient, torch.autograd.grad(alone.square().sum(), m)[0], rtol=1e-3, atol=1e-4)
 
@@ -600,42 +600,42 @@ def test_copies_keep_time_first_values_and_sizes_apart() -> None:
     x = torch.randn(5, 4)
     # a is cut after x.size(0) and before side, so sizes are all that crosses; side is cut before
     for at in ("a", "b:input"):
-        splice = SplitPair(model, model, at, called(x))
-        assert splice._back.reason == ""
-        arrived = splice.front(called(x))[0]
-        rows = torch.cat([arrived.rows * k for k in (1, 2, 3)])
-        together = splice.back(0, rows, arrived, called(x), copies=3).chunk(3)
+        split = SplitPair(model, model, at, called(x))
+        assert split._back.reason == ""
+        features = split.front(called(x))[0]
+        rows = torch.cat([features.rows * k for k in (1, 2, 3)])
+        together = split.back(0, rows, features, called(x), copies=3).chunk(3)
         for k, y in zip((1, 2, 3), together, strict=True):
-            torch.testing.assert_close(y, splice.back(0, arrived.rows * k, arrived, called(x)))
+            torch.testing.assert_close(y, split.back(0, features.rows * k, features, called(x)))
 
 
 def test_copies_that_would_mix_are_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 2))
     x = torch.randn(5, 4)
-    splice = SplitPair(model, model, "0", called(x))
-    arrived = splice.front(called(x))[0]
+    split = SplitPair(model, model, "0", called(x))
+    features = split.front(called(x))[0]
     with pytest.raises(InputError, match=r"2 copies were to pass .* depends on the other samples of its batch"):
-        splice.back(0, torch.cat([arrived.rows] * 2), arrived, called(x), copies=2)
+        split.back(0, torch.cat([features.rows] * 2), features, called(x), copies=2)
     with pytest.raises(MismatchError, match=r"rows \(5, 1, 3\) at '0', where 1 × 5 samples have \(5, 1, 6\)"):
-        splice.back(0, torch.zeros(5, 1, 3), arrived, called(x))
+        split.back(0, torch.zeros(5, 1, 3), features, called(x))
     mixing = Net(lambda m, x: m.b(m.a(x)) * x.square().sum(), a=nn.Linear(4, 6), b=nn.Linear(6, 2))
-    splice = SplitPair(mixing, mixing, "a", called(x))
-    torch.testing.assert_close(stitched_at(splice, called(x), 0), mixing(x))
+    split = SplitPair(mixing, mixing, "a", called(x))
+    torch.testing.assert_close(stitched_at(split, called(x), 0), mixing(x))
     with pytest.raises(InputError, match=r"it depends on the other samples of its batch. Pass them one by one"):
-        splice.back(0, torch.cat([arrived.rows] * 2), arrived, called(x), copies=2)
+        split.back(0, torch.cat([features.rows] * 2), features, called(x), copies=2)
 
 
 def test_what_arrived_is_not_overwritten_by_a_back_that_works_in_place() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 2))
     x = torch.randn(5, 4)
-    splice = SplitPair(model, model, ["0", "1"], called(x))
-    arrived = splice.front(called(x))[0]
-    torch.testing.assert_close(arrived.rows[:, 0], model[0](x))  # before the ReLU
-    rows = arrived.rows.clone().requires_grad_()
-    first = splice.back(0, rows, arrived, called(x))
-    torch.testing.assert_close(splice.back(0, rows, arrived, called(x)), first)
-    assert torch.equal(rows, arrived.rows)
-    torch.testing.assert_close(splice.targets(called(x))[1][:, 0], model[:2](x))
+    split = SplitPair(model, model, ["0", "1"], called(x))
+    features = split.front(called(x))[0]
+    torch.testing.assert_close(features.rows[:, 0], model[0](x))  # before the ReLU
+    rows = features.rows.clone().requires_grad_()
+    first = split.back(0, rows, features, called(x))
+    torch.testing.assert_close(split.back(0, rows, features, called(x)), first)
+    assert torch.equal(rows, features.rows)
+    torch.testing.assert_close(split.targets(called(x))[1][:, 0], model[:2](x))
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -670,10 +670,10 @@ def test_samples_that_are_not_where_the_layout_has_them_are_told() -> None:
     call = called(torch.randn(5, 7, 4))
     with pytest.raises(InputError, match=r"The place 'a' has a tensor \(7, 3, 6\) for 3 samples"):
         SplitPair(model, model, "a", call)
-    splice = SplitPair(model, model, "a", call, layouts={"a": "tnc"})
-    arrived = splice.front(call)[0]
-    assert tuple(arrived.rows.shape) == (5, 7, 6)
-    torch.testing.assert_close(stitched_at(splice, call, 0), model(*call[0]))
+    split = SplitPair(model, model, "a", call, layouts={"a": "tnc"})
+    features = split.front(call)[0]
+    assert tuple(features.rows.shape) == (5, 7, 6)
+    torch.testing.assert_close(stitched_at(split, call, 0), model(*call[0]))
     with pytest.raises(InputError, match=r"At 'a' the samples lie along axis 1 of a tensor \(9, 3, 6\)"):
         SplitPair(model, model, "a", called(torch.randn(5, 9, 4)))
 
@@ -684,18 +684,18 @@ def test_a_network_that_takes_one_number_of_samples_alone_passes_one_copy() -> N
         return m.b(m.a(x.reshape(5, 4)).reshape(samples, 6))
 
     model, call = Net(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 2)), called(torch.randn(5, 4))
-    splice = SplitPair(model, model, "a", call)
-    torch.testing.assert_close(stitched_at(splice, call, 0), model(*call[0]))
-    arrived = splice.front(call)[0]
+    split = SplitPair(model, model, "a", call)
+    torch.testing.assert_close(stitched_at(split, call, 0), model(*call[0]))
+    features = split.front(call)[0]
     with pytest.raises(InputError, match=r"2 copies were to pass .* it does not take its example twice over"):
-        splice.back(0, torch.cat([arrived.rows] * 2), arrived, call, copies=2)
+        split.back(0, torch.cat([features.rows] * 2), features, call, copies=2)
 
 
 def test_patterns_stand_for_the_same_places_of_both_networks() -> None:
     a, b = small_resnet(), small_resnet("B")
     call = called(torch.randn(4, 3, 8, 8))
-    splice = SplitPair(a, b, "layer1.*.relu?", call)
-    assert [cut.front for cut in splice.cuts] == [f"layer1.{i}.relu{j}" for i in range(3) for j in (1, 2)]
+    split = SplitPair(a, b, "layer1.*.relu?", call)
+    assert [point.front for point in split.points] == [f"layer1.{i}.relu{j}" for i in range(3) for j in (1, 2)]
     with pytest.raises(MismatchError, match=r"stands for 3 places of the front and 1 of the back"):
         SplitPair(a, b, ("layer1.*", "layer1"), call)
 

@@ -423,7 +423,7 @@ def test_stitches_together_are_as_each_alone(norm: str) -> None:
     assert len(found) == 16
     for one in found:
         alone = intertwine.stitch(
-            a, b, one.cut.back, one.family, data=data, seed=one.settings["seed"], rate=one.settings["rate"],
+            a, b, one.point.back, one.family, data=data, seed=one.settings["seed"], rate=one.settings["rate"],
             optimizer=one.settings["optimizer"], **options,
         )  # fmt: skip
         torch.testing.assert_close(one.matrix, alone.matrix, rtol=1e-3, atol=1e-5)

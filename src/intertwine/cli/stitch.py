@@ -182,7 +182,7 @@ def _details(found: Stitches) -> Table:
 
 def _notes(found: Stitches) -> Text | None:
     diverged = [f"{kind} at {stitch.place}: {stitch.diverged}" for stitch, kind in found.named() if stitch.diverged]
-    skips = {stitch.place: stitch.cut.skip for stitch in found if stitch.cut.skip != "none"}
+    skips = {stitch.place: stitch.point.skip for stitch in found if stitch.point.skip != "none"}
     notes = [text(f"diverged, {words}", style="yellow") for words in diverged]
     notes += [
         text(f"at {place} the {side} network feeds the skip connection", style="dim") for place, side in skips.items()

@@ -18,11 +18,7 @@ from intertwine.argument_types import Float, Int
 from intertwine.data.batches import kind_of
 from intertwine.errors import InputError, MismatchError
 
-# ----------------------------------------------------------------------------------------------------
-# Concepts: what pixels of images show, as masks per image, with names and categories.
-
-
-#: The category of concepts that come without one.
+#: The category of concepts without one.
 ONE_CATEGORY = "concept"
 ADVICE = (
     "Give one batch of masks per batch of images, each a tensor (images, concepts, height, width) of True and False; "
@@ -32,7 +28,7 @@ ADVICE = (
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """One image: the concepts that are in it, and the mask of each. Concepts that are not named here are absent."""
+    """The concepts present in one image, and their masks. Other concepts are absent."""
 
     concepts: Int[Tensor, " present"]
     masks: Tensor  # (present, height, width) of bool
@@ -40,12 +36,12 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class ConceptData:
-    """Concepts over a data set.
+    """Concepts over a data set: what the pixels of images show.
 
     Attributes:
         names: of the concepts. categories: one word per concept, such as "colour" or "texture".
         batches: in the order of the images, tensors (images, concepts, height, width) of bool, or lists with one
-            `Labels` per image; their sizes need not be those of the images' batches. They are read more than once.
+            `Labels` per image; batch sizes may differ from those of the images. They are read several times.
 
     >>> import torch
     >>> masks = torch.zeros(4, 2, 8, 8, dtype=torch.bool)
@@ -60,12 +56,12 @@ class ConceptData:
     def __post_init__(self) -> None:
         if not self.names or len(self.names) != len(self.categories):
             raise InputError(
-                f"Concepts need one category each; found {len(self.names)} names and {len(self.categories)} categories."
+                f"Every concept needs one category; found {len(self.names)} names and {len(self.categories)} categories."
             )
         check_again(self.batches)
         if len(set(self.names)) != len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise InputError(f"Two concepts are called {twice!r}. Give every concept a name of its own.")
+            raise InputError(f"Two concepts have the name {twice!r}. Give every concept a unique name.")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -73,7 +69,7 @@ class ConceptData:
         return tuple(dict.fromkeys(self.categories))
 
     def images(self) -> Iterator[Labels]:
-        """What is in every image, one after the other."""
+        """The labels of every image, one after the other."""
         for batch in self.batches:
             yield from _labels(batch, len(self.names))
 
@@ -85,7 +81,10 @@ class ConceptData:
 def concept_data(
     concepts: Any, names: Sequence[str] | None = None, categories: Sequence[str] | None = None
 ) -> ConceptData:
-    """Concepts from whatever holds their masks: a ConceptData as it is, one tensor of masks, or batches of masks.
+    """Concepts from a ConceptData (returned unchanged), one tensor of masks, or batches of masks.
+
+    Args:
+        concepts: the masks. names, categories: of the concepts; "concept 0", … of one category by default.
 
     >>> import torch
     >>> concept_data(torch.zeros(4, 2, 8, 8, dtype=torch.bool)).names
@@ -95,7 +94,7 @@ def concept_data(
         return concepts
     batches = [concepts] if isinstance(concepts, Tensor) else concepts
     if isinstance(batches, (str, bytes)) or not isinstance(batches, Iterable):
-        raise InputError(f"Concepts were asked for; found {kind_of(concepts)}. {ADVICE}")
+        raise InputError(f"concepts is {kind_of(concepts)}, which holds no masks. {ADVICE}")
     check_again(batches)
     first = next(iter(batches), None)
     if not isinstance(first, Tensor) or first.dim() != 4:
@@ -108,8 +107,8 @@ def check_again(batches: Iterable[Any]) -> None:
     """Refuse masks that can be read only once."""
     if isinstance(batches, Iterator):
         raise InputError(
-            "The masks are a generator, which can be read once; they are read again to see what chance gives, and for "
-            "every rotation. Pass a tensor, a list, or an object whose __iter__ begins anew."
+            "The masks are a generator, which can be read only once, but they are read again for the overlaps by chance and "
+            "for every rotation. Pass a tensor, a list, or an object whose __iter__ restarts."
         )
 
 
@@ -126,47 +125,37 @@ def _labels(batch: Any, count: int) -> Iterator[Labels]:
     for one in batch:
         if len(one.concepts) != len(one.masks) or one.masks.dim() != 3:
             raise InputError(
-                f"An image names {len(one.concepts)} concepts, but its masks are {kind_of(one.masks)}. Give one mask "
-                "(height, width) per concept."
+                f"An image has {len(one.concepts)} concepts, but its masks are {kind_of(one.masks)}. Give one mask (height, width) "
+                "per concept."
             )
         if len(one.concepts) and not 0 <= int(one.concepts.min()) <= int(one.concepts.max()) < count:
             raise MismatchError(
-                f"An image names the concept {int(one.concepts.max())}, but there are {count}, counted from 0."
+                f"An image has the concept {int(one.concepts.max())}, but there are {count} concepts, counted from 0."
             )
         yield Labels(one.concepts, as_masks(one.masks))
 
 
 def as_masks(masks: Tensor) -> Tensor:
-    """Masks as bool; whole numbers must be 0 and 1."""
+    """Masks as bool; integers must be 0 and 1."""
     if masks.dtype == torch.bool:
         return masks
     if masks.is_floating_point() or bool(((masks != 0) & (masks != 1)).any()):
         kind = str(masks.dtype).removeprefix("torch.")
         raise InputError(
-            f"Masks are True and False, or 0 and 1; found {kind} numbers. A map of labels becomes masks by "
+            f"Masks must be True and False, or 0 and 1, but are {kind} numbers. A map of labels becomes masks by "
             "(labels[:, None] == torch.arange(count)[:, None, None])."
         )
     return masks.bool()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Broden: a folder of images with labels per pixel in the published layout, as images and concepts for `dissect`.
-#
-# index.csv      image,split,ih,iw,sh,sw, and one column per category: files of label maps or numbers of labels for
-#                the whole image, separated by ";". A label map is an image whose pixels are red + 256 · green.
-# label.csv      number,name,category,…: the category as "color(289);object(3)", with how often it has the label.
-# category.csv   name,…: the categories.
-# images/        the images and the label maps.
-
-
 Row = Mapping[str, str]
-#: Of the numbers 0 to 1 that pixels are, as networks trained on ImageNet want them.
+#: Of pixels from 0 to 1, for networks trained on ImageNet.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, eq=False)
 class Broden:
-    """A folder that was read: `images` and `concepts` are what `dissect` takes; files are decoded when needed."""
+    """A Broden folder: `images` and `concepts` are arguments of `dissect`; files are decoded when needed."""
 
     folder: Path
     images: BrodenImages = field(repr=False)
@@ -225,7 +214,7 @@ class BrodenLabels:
                 for number, mask in self._masks(entry, size):
                     at = self.concept.get(number)
                     if at is None:
-                        raise InputError(f"{row['image']} has the label {number}, which label.csv does not name.")
+                        raise InputError(f"{row['image']} has the label {number}, which label.csv does not list.")
                     found[at] = found[at] | mask if at in found else mask
         masks = torch.stack(list(found.values())) if found else torch.zeros(0, *size, dtype=torch.bool)
         return Labels(torch.tensor(list(found), dtype=torch.long), masks)
@@ -241,7 +230,7 @@ class BrodenLabels:
                 f"The label map {entry} is {labels.shape[0]}×{labels.shape[1]}, but index.csv says {size[0]}×{size[1]}."
             )
         for number in labels.unique().tolist():
-            if number:  # 0: nothing is known of the pixel
+            if number:  # 0: no label
                 yield number, labels == number
 
 
@@ -253,18 +242,25 @@ def read_broden(
     mean: Sequence[float] = MEAN,
     std: Sequence[float] = STD,
 ) -> Broden:
-    """A Broden folder as images and concepts.
+    """A Broden folder, in the published layout, as images and concepts.
+
+    - index.csv: image, split, ih, iw, sh, sw, and one column per category: files of label maps or numbers of labels of
+      the whole image, separated by ";". A label map is an image whose pixels are red + 256 · green.
+    - label.csv: number, name, category, …: the category as "color(289);object(3)", with counts of the label.
+    - category.csv: name, …
+    - images/: the images and the label maps.
 
     Args:
-        split: "train" or "val", for a part of the images. size: height and width a network wants; that of the first
-            image without. batch: images at once. mean, std: of the network's inputs, for pixels from 0 to 1.
+        folder: the folder. split: "train" or "val", for a part of the images. size: height and width of the network's
+            inputs, by default of the first image. batch: images at once. mean, std: of the network's inputs, for pixels
+            from 0 to 1.
 
     >>> import tempfile
     >>> from intertwine.inspect.concepts import read_broden
     >>> with tempfile.TemporaryDirectory() as empty:
     ...     read_broden(empty)
     Traceback (most recent call last):
-    intertwine.errors.InputError: A Broden folder was asked for, but ... has no category.csv. ...
+    intertwine.errors.InputError: ... is no Broden folder: it has no category.csv. ...
     """
     place = Path(folder)
     kinds = tuple(row["name"] for row in _table(place, "category.csv", ("name",)))
@@ -272,20 +268,24 @@ def read_broden(
     splits = sorted({row["split"] for row in rows})
     chosen = tuple(row for row in rows if split in (None, row["split"]))
     if not chosen:
-        raise InputError(f"The part {split!r} of {place} has no images; index.csv has {', '.join(splits) or 'none'}.")
+        raise InputError(f"The split {split!r} of {place} has no images; index.csv has {', '.join(splits) or 'none'}.")
     names: dict[int, tuple[str, str]] = {}
     for row in _table(place, "label.csv", ("number", "name", "category")):
         names[int(row["number"])] = (row["name"], _category(row["category"], kinds))
     names.pop(0, None)
     data = BrodenLabels(place, chosen, kinds, {number: i for i, number in enumerate(names)})
-    concepts = ConceptData(_told_apart(names), tuple(kind for _, kind in names.values()), data)
+    plain = [name for name, _ in names.values()]
+    unique = (  # names of several labels get their category and number
+        name if plain.count(name) == 1 else f"{name} ({kind} {number})" for number, (name, kind) in names.items()
+    )
+    concepts = ConceptData(tuple(unique), tuple(kind for _, kind in names.values()), data)
     files = tuple(place / "images" / row["image"] for row in chosen)
     images = BrodenImages(files, size or (int(chosen[0]["ih"]), int(chosen[0]["iw"])), batch, mean, std)
     return Broden(place, images, concepts)
 
 
 def _category(text: str, kinds: Sequence[str]) -> str:
-    """The category that has a label most often: "object" of "color(3);object(12)"."""
+    """The most frequent category of a label: "object" of "color(3);object(12)"."""
     found = [(int(count or 0), name) for name, count in re.findall(r"([^;()]+)(?:\((\d+)\))?", text)]
     known = [(count, -i, name) for i, (count, name) in enumerate(found) if name in kinds]
     if not known:
@@ -293,20 +293,12 @@ def _category(text: str, kinds: Sequence[str]) -> str:
     return max(known)[2]
 
 
-def _told_apart(names: Mapping[int, tuple[str, str]]) -> tuple[str, ...]:
-    """Names of labels; those that several labels share get their category and number added."""
-    plain = [name for name, _ in names.values()]
-    return tuple(
-        name if plain.count(name) == 1 else f"{name} ({kind} {number})" for number, (name, kind) in names.items()
-    )
-
-
 def _table(folder: Path, name: str, needed: Sequence[str]) -> list[dict[str, str]]:
     file = folder / name
     if not file.is_file():
         raise InputError(
-            f"A Broden folder was asked for, but {folder} has no {name}. It holds index.csv, label.csv, category.csv "
-            "and images/; give the folder in which these lie."
+            f"{folder} is no Broden folder: it has no {name}. Give the folder that holds index.csv, label.csv, category.csv "
+            "and images/."
         )
     with file.open(encoding="utf-8", newline="") as lines:
         reader = csv.DictReader(lines)
@@ -325,4 +317,4 @@ def _open(file: Path) -> Any:
     try:
         return image.open(file)
     except OSError as error:
-        raise InputError(f"{file}, which index.csv names, cannot be read as an image ({error}).") from error
+        raise InputError(f"{file}, which index.csv lists, cannot be read as an image ({error}).") from error

@@ -1,6 +1,4 @@
-"""`dissect`: which concepts the units of a layer stand for, from thresholds of their activations and the overlap of
-masks.
-"""
+"""`dissect`: the concepts that the units of a layer respond to, from thresholds of activations and overlaps of masks."""
 
 from __future__ import annotations
 
@@ -21,20 +19,16 @@ from intertwine.inspect.concepts import ConceptData, Labels, concept_data
 from intertwine.inspect.dissection import LEVEL, ChanceOverlaps, Dissection, Unit
 from intertwine.inspect.rotation import check_rotation
 
-# ----------------------------------------------------------------------------------------------------
-# Maps: the activations at one place of a network as channels × height × width, read again as often as needed.
-#
-# They are kept in memory up to a limit; above it the network runs again for every pass.
-
-
-#: Images that pass at once where one tensor holds them all.
+#: Images per batch of a tensor of images.
 BATCH = 32
-#: Bytes of activations that are kept.
+#: Bytes of cached activations.
 MEMORY = 2**30
 
 
 class Maps:
-    """What one place computes on some images: batches (images, channels, height, width), always in the same order.
+    """The activations of one layer on some images: batches (images, channels, height, width), always in the same order.
+
+    They are cached up to a memory limit; beyond it the network runs again in every pass.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
@@ -46,7 +40,7 @@ class Maps:
     def __init__(self, model: nn.Module, at: str, images: Any, memory: int = MEMORY) -> None:
         self.at = at
         self.data = image_batches(images)
-        known = getattr(self.data, "samples", None)  # of data that would have to be decoded to be counted
+        known = getattr(self.data, "samples", None)  # otherwise data must be decoded to be counted
         self.images = known if isinstance(known, int) else sum(samples_of(call) for call in calls(self.data))
         self.source = features(model, self.data, [at])
         (self.layer,) = self.source.layers
@@ -54,14 +48,14 @@ class Maps:
         shape = [self.layer.shape[axis - (axis > self.layer.axis)] for axis in self.order[1:]]
         self.units, self.size = shape[0], (shape[1], shape[2])
         self.seen = image_size(self.data)
-        self.keeps = 4 * self.images * self.units * self.size[0] * self.size[1] <= memory
-        self._kept: list[Tensor] | None = None
+        self.cached = 4 * self.images * self.units * self.size[0] * self.size[1] <= memory
+        self._cache: list[Tensor] | None = None
 
     def __iter__(self) -> Iterator[Float[Tensor, "images units height width"]]:
-        if self._kept is not None:
-            yield from self._kept
+        if self._cache is not None:
+            yield from self._cache
             return
-        kept: list[Tensor] = []
+        cache: list[Tensor] = []
         for batch in self.source:
             maps = batch[self.layer.name].permute(self.order).float()
             if tuple(maps.shape[1:]) != (self.units, *self.size):
@@ -69,11 +63,11 @@ class Maps:
                     f"The maps at {self.at!r} are {(self.units, *self.size)} for the first images and "
                     f"{tuple(maps.shape[1:])} for later ones. Give all images one size."
                 )
-            if self.keeps:
-                kept.append(maps)
+            if self.cached:
+                cache.append(maps)
             yield maps
-        if self.keeps:
-            self._kept = kept
+        if self.cached:
+            self._cache = cache
 
 
 def image_batches(images: Any) -> Any:
@@ -91,14 +85,14 @@ def image_batches(images: Any) -> Any:
         return [(part, None) for part in images]
     if isinstance(images, Iterator):
         raise InputError(
-            "The images are a generator, which can be read once, but dissection reads them at least twice: first for "
-            "the thresholds. Pass a tensor, a list of batches or a DataLoader without shuffling."
+            "The images are a generator, which can be read only once, but dissection reads them at least twice. Pass a tensor, "
+            "a list of batches or a DataLoader without shuffling."
         )
     return images
 
 
 def image_size(data: Iterable[Any]) -> tuple[int, int] | None:
-    """Height and width of the images, where the network takes one tensor of images."""
+    """Height and width of the images, if the network takes one tensor of images."""
     (args, _) = next(iter(calls(data)))
     first = args[0] if args else None
     return (first.shape[-2], first.shape[-1]) if isinstance(first, Tensor) and first.dim() == 4 else None
@@ -109,22 +103,20 @@ def _order(layer: CapturedLayer) -> tuple[int, ...]:
     if layer.layout.count("p") != 2 or layer.layout.count("c") != 1 or len(layer.layout) != 4:
         raise InputError(
             f"Dissection needs maps of channels over two axes of positions, but {layer.name!r} ({layer.module}) gives "
-            f"{'×'.join(map(str, layer.shape)) or 'one number'} per image, layout {layer.layout!r}. Choose a place "
-            "before the positions are pooled or flattened, such as the last convolution."
+            f"{'×'.join(map(str, layer.shape)) or 'one number'} per image, layout {layer.layout!r}. Choose a layer before the "
+            "positions are pooled or flattened, such as the last convolution."
         )
     rows = [axis for axis, letter in enumerate(layer.layout) if letter == "p"]
     return layer.layout.index("n"), layer.layout.index("c"), *rows
 
 
-# ----------------------------------------------------------------------------------------------------
-# Thresholds: the exact quantile of every unit over a whole data set, met batch by batch.
-#
-# Only values that can still lie above the quantile are kept: about 0.5 % of all for the usual top 0.5 %, and as many
-# again while they wait to be sorted in.
-
-
 class TopValues:
-    """The largest values of every unit, out of a number of values per unit that is known beforehand.
+    """The exact quantile of every unit over a data set, from its largest values, batch by batch.
+
+    Only values that may still exceed the quantile are kept: twice 0.5 % of all for the usual top 0.5 %.
+
+    Args:
+        values: how many each unit has. share: of them above the quantile.
 
     >>> import torch
     >>> top = TopValues(values=100, share=0.1)
@@ -136,11 +128,9 @@ class TopValues:
 
     def __init__(self, values: int, share: float) -> None:
         if not 0 < share < 1:
-            raise InputError(
-                f"The top {share} of the activations was asked for; give a share between 0 and 1, such as 0.005."
-            )
+            raise InputError(f"share must be between 0 and 1, such as 0.005, but is {share}.")
         if values < 1:
-            raise InputError("A quantile of no activations was asked for; give at least one image.")
+            raise InputError("There are no activations. Give at least one image.")
         self.values, self.share = values, share
         self.position = (values - 1) * share  # of the quantile, counted from the largest value
         self.keep = min(values, int(self.position) + 2)
@@ -149,11 +139,10 @@ class TopValues:
         self._waiting: list[Tensor] = []
 
     def add(self, values: Float[Tensor, "units values"]) -> None:
-        """More values of every unit."""
+        """Add values of every unit."""
         if not bool(values.isfinite().all()):
             raise InputError(
-                "The activations hold values that are not finite, so they have no quantile. Check the network and its "
-                "inputs."
+                "The activations hold NaN or infinity, so they have no quantile. Check the network and its inputs."
             )
         self.seen += values.shape[1]
         self._waiting.append(values)
@@ -161,11 +150,11 @@ class TopValues:
             self._sort_in()
 
     def threshold(self) -> Float[Tensor, " units"]:
-        """The value that the share of a unit's values lies above, with linear interpolation as in numpy.quantile."""
+        """The quantile of every unit, with linear interpolation as in numpy.quantile."""
         if self.seen != self.values:
             raise InputError(
-                f"A quantile over {self.values:,} values per unit was begun, but {self.seen:,} came. The images must "
-                "be the same in every pass, and give maps of one size; turn dropping and random sampling off."
+                f"There must be {self.values:,} values per unit, but there are {self.seen:,}. The images must be the same in every "
+                "pass and give maps of one size; turn dropping and random sampling off."
             )
         self._sort_in()
         assert self._best is not None
@@ -182,24 +171,20 @@ class TopValues:
         self._best, self._waiting = joined, []
 
 
-# ----------------------------------------------------------------------------------------------------
-# Overlaps: intersections and unions of every unit's mask with every concept's, added up over a data set.
-#
-# The sums for a concept run over the images in which at least one concept of its category is labelled, as in Bau et al.
-# (2017): where a category is not labelled at all, nothing can be said about it.
-
-
-#: Pixels of unit masks that are held at once.
+#: Pixels of unit masks in memory at once.
 PIXELS = 2**23
 
 
 class Overlaps:
     """Counts of pixels: intersections (units × concepts), areas of units per category and areas of concepts.
 
+    The sums of a concept run over the images in which some concept of its category is labelled, as in Bau et al. (2017).
+
     >>> import torch
     >>> sums = Overlaps(units=1, categories=["colour"])
     >>> seen, there = torch.tensor([[1, 1, 0]]), torch.tensor([[0, 1, 1]])
-    >>> sums.add(torch.tensor([0]), seen.float(), Labels(torch.tensor([0]), there.bool().reshape(1, 1, 3)))
+    >>> labels = Labels(torch.tensor([0]), there.bool().reshape(1, 1, 3))
+    >>> sums.add_units(torch.tensor([0]), seen.float(), sums.add_concepts(labels))
     >>> sums.iou()
     tensor([[0.3333]], dtype=torch.float64)
     """
@@ -212,27 +197,23 @@ class Overlaps:
         self.of_units = torch.zeros(units, len(kinds), **options)
         self.of_concepts = torch.zeros(len(categories), **options)
 
-    def meet(self, labels: Labels) -> tuple[Tensor, Tensor, Tensor]:
-        """Count the areas of the concepts of an image; gives them, their categories and their masks as a matrix."""
+    def add_concepts(self, labels: Labels) -> tuple[Tensor, Tensor, Tensor]:
+        """Count the areas of the concepts of an image; returns them, their categories and their masks as a matrix."""
         concepts = labels.concepts.to(self.category.device)
-        there = labels.masks.to(self.category.device).flatten(1).float()
-        areas = there.sum(1)
-        concepts, there, areas = concepts[areas > 0], there[areas > 0], areas[areas > 0]
+        masks = labels.masks.to(self.category.device).flatten(1).float()
+        areas = masks.sum(1)
+        concepts, masks, areas = concepts[areas > 0], masks[areas > 0], areas[areas > 0]
         self.of_concepts.index_add_(0, concepts, areas.double())
-        return concepts, self.category[concepts].unique(), there
+        return concepts, self.category[concepts].unique(), masks
 
-    def count(
-        self, active: Tensor, seen: Float[Tensor, "active pixels"], met: tuple[Tensor, Tensor, Tensor]
+    def add_units(
+        self, active: Tensor, seen: Float[Tensor, "active pixels"], found: tuple[Tensor, Tensor, Tensor]
     ) -> None:  # fmt: skip
-        """Count the pixels that the masks of some units share with those of an image's concepts."""
-        concepts, kinds, there = met
+        """Count the pixels that masks of units share with those of an image's concepts, given by `add_concepts`."""
+        concepts, kinds, masks = found
         if len(concepts):
-            self.together[active[:, None], concepts] += (seen @ there.T).double()
+            self.together[active[:, None], concepts] += (seen @ masks.T).double()
             self.of_units[active[:, None], kinds] += seen.sum(1, keepdim=True).double()
-
-    def add(self, active: Tensor, seen: Float[Tensor, "active pixels"], labels: Labels) -> None:
-        """Count one image: the masks of the units that are active in it, and its labels."""
-        self.count(active, seen, self.meet(labels))
 
     @property
     def union(self) -> Float[Tensor, "units concepts"]:
@@ -248,10 +229,10 @@ class Overlaps:
 def unit_masks(
     maps: Float[Tensor, "units rows columns"], thresholds: Float[Tensor, " units"], size: tuple[int, int]
 ) -> list[tuple[Tensor, Float[Tensor, "active pixels"]]]:
-    """For parts of the units that are active in an image: their numbers, and 1 where the enlarged map is above.
+    """For parts of the active units of an image: their numbers, and 1 where the enlarged map exceeds the threshold.
 
-    Maps are enlarged with bilinear interpolation, which never goes above the largest value: units whose map stays below
-    the threshold have empty masks and are left out.
+    Bilinear interpolation never exceeds the largest value, so units whose map stays below the threshold have empty masks
+    and are left out.
     """
     active = (maps.flatten(1).amax(1) > thresholds).nonzero()[:, 0]
     if not len(active):
@@ -263,21 +244,13 @@ def unit_masks(
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
-# `dissect`: which concepts the units of a layer stand for, in the network's own basis or a rotated one.
-#
-# After Bau et al. (2017): a unit's threshold is exceeded by 0.5 % of its activations over the data set; its map is
-# enlarged to the size of the concepts' masks and cut at the threshold; the unit stands for the concept with the largest
-# intersection over union, added up over the data set, if that is above 0.04.
-
-
 #: The share of a unit's activations above its threshold.
 SHARE = 0.005
 
 
 @dataclass(frozen=True)
 class DissectionSettings:
-    """How units are judged: the level of overlap, the share above the threshold, and how often chance is drawn."""
+    """The level of overlap, the share of activations above the threshold, and the number of draws of chance."""
 
     level: float = LEVEL
     share: float = SHARE
@@ -296,21 +269,25 @@ def dissect(
     null: int = 1,
     memory: int = MEMORY,
 ) -> Dissection:
-    """Which concept every unit at a place stands for.
+    """The concept that every unit of a layer responds to, in the network's own basis or a rotated one.
+
+    After Bau et al. (2017): 0.5 % of a unit's activations over the data set exceed its threshold; its map is enlarged to
+    the size of the concepts' masks and thresholded; the unit stands for the concept with the largest intersection over
+    union, summed over the data set, if that is above 0.04.
 
     Args:
-        model: any network of images; left as it was. at: a place that gives maps, see `intertwine.data.layers`.
+        model: any network of images; it is not changed. at: a layer that gives maps, see `intertwine.data.layers`.
         images: a tensor, or batches of (inputs, targets) that come in the same order every time.
         concepts: masks in the order of the images: a `ConceptData`, a tensor (images, concepts, height, width) of bool,
             or batches of such.
         rotation: a matrix Q (units × units), such as `intertwine.rotation(n, alpha, seed)`. The units are then the
             rows of Q·x instead of x, at every position.
         level: above which an overlap makes a unit interpretable. share: of the activations above a unit's threshold.
-        null: how often the units are judged again with the masks of other images, to see what chance gives; 0 for not.
-        memory: bytes of activations to keep. Above it the network runs once for thresholds and once for overlaps.
+        null: the number of repetitions with the masks of other images, which show the overlaps by chance; 0 for none.
+        memory: bytes of activations to cache. Beyond it the network runs once for thresholds and once for overlaps.
 
     Raises:
-        InputError: a place without maps, masks of different sizes, only concepts that never occur.
+        InputError: a layer without maps, masks of different sizes, only concepts that never occur.
         MismatchError: a rotation of another size, more or fewer masks than images.
 
     >>> import torch
@@ -327,18 +304,28 @@ def dissect(
 
 
 @torch.no_grad()
-def dissect_maps(maps: Maps, concepts: ConceptData, rotation: Tensor | None, cut: DissectionSettings) -> Dissection:
+def dissect_maps(
+    maps: Maps, concepts: ConceptData, rotation: Tensor | None, settings: DissectionSettings
+) -> Dissection:
     """`dissect` for maps that may serve several rotations."""
     if rotation is not None:
-        _check_size(rotation, maps)
-    if cut.null < 0 or (cut.null and maps.images <= cut.null):
+        if tuple(rotation.shape) != (maps.units, maps.units):
+            raise MismatchError(
+                f"The rotation is {tuple(rotation.shape)}, but {maps.at!r} has {maps.units} units. Give a matrix {maps.units} × "
+                f"{maps.units}, such as intertwine.rotation({maps.units}, alpha, seed)."
+            )
+        check_rotation(rotation)
+    if settings.null < 0 or (settings.null and maps.images <= settings.null):
         raise InputError(
-            f"Chance was to be drawn {cut.null} times with the masks of other images, but there are {maps.images} "
-            "images. Give null=0 to leave it out, or more images than draws."
+            f"null must be at least 0 and less than the number of images, {maps.images}, but is {settings.null}. Give null=0 to "
+            "leave it out, or more images."
         )
-    thresholds = _thresholds(maps, rotation, cut.share)
-    real, shifted = _overlaps(maps, concepts, rotation, thresholds, cut.null)
-    return _result(maps, concepts, rotation, cut, thresholds, real, shifted)
+    top = TopValues(maps.images * maps.size[0] * maps.size[1], settings.share)
+    for batch in maps:
+        top.add(_rotated(batch, rotation).movedim(1, 0).flatten(1))
+    thresholds = top.threshold()
+    real, shifted = _overlaps(maps, concepts, rotation, thresholds, settings.null)
+    return _result(maps, concepts, rotation is not None, settings, thresholds, real, shifted)
 
 
 def _rotated(maps: Tensor, rotation: Tensor | None) -> Float[Tensor, "images units height width"]:
@@ -347,88 +334,63 @@ def _rotated(maps: Tensor, rotation: Tensor | None) -> Float[Tensor, "images uni
     return torch.einsum("uc,nchw->nuhw", rotation.to(maps), maps)
 
 
-def _thresholds(maps: Maps, rotation: Tensor | None, share: float) -> Float[Tensor, " units"]:
-    top = TopValues(maps.images * maps.size[0] * maps.size[1], share)
-    for batch in maps:
-        top.add(_rotated(batch, rotation).movedim(1, 0).flatten(1))
-    return top.threshold()
-
-
 def _overlaps(
     maps: Maps, concepts: ConceptData, rotation: Tensor | None, thresholds: Tensor, null: int
 ) -> tuple[Overlaps, list[Overlaps]]:
     """The sums with the right masks, and those with the masks of other images."""
     sums = [Overlaps(maps.units, concepts.categories, thresholds.device) for _ in range(1 + null)]
     offsets = [maps.images * i // (1 + null) for i in range(1 + null)]
-    streams = zip(*(_from(concepts, offset) for offset in offsets), strict=False)  # ends with the first
+    streams = zip(*(_labels_from(concepts, offset) for offset in offsets), strict=False)  # ends with the first
     pairs = zip_longest((one for batch in maps for one in _rotated(batch, rotation)), streams)
     size: tuple[int, int] | None = None
     for number, (one, labels) in enumerate(pairs):
         if one is None or labels is None:
-            raise MismatchError(_uneven(maps, concepts))
+            found = sum(1 for _ in concepts.images())
+            raise MismatchError(
+                f"There are {maps.images} images, but masks of {found}. Give the masks of exactly these images, in their order."
+            )
         size = size or _mask_size(labels[0], maps)
         for offset, some in zip(offsets, labels, strict=True):
-            _check_masks(some, size, (number + offset) % maps.images)
-        met = [each.meet(some) for each, some in zip(sums, labels, strict=True)]
+            if tuple(some.masks.shape[-2:]) != size:
+                raise InputError(
+                    f"The masks of image {(number + offset) % maps.images} are {some.masks.shape[-2]}×{some.masks.shape[-1]}, but "
+                    f"those of the first are {size[0]}×{size[1]}. Resize all masks to one size."
+                )
+        present = [each.add_concepts(some) for each, some in zip(sums, labels, strict=True)]
         for active, seen in unit_masks(one, thresholds, size):
-            for each, there in zip(sums, met, strict=True):
-                each.count(active, seen, there)
+            for each, some in zip(sums, present, strict=True):
+                each.add_units(active, seen, some)
     return sums[0], sums[1:]
 
 
-def _from(concepts: ConceptData, offset: int) -> Iterator[Labels]:
+def _labels_from(concepts: ConceptData, offset: int) -> Iterator[Labels]:
     """The labels from an image on, then from the first image again; without an offset, once."""
     if offset == 0:
         return concepts.images()
     return islice(chain(concepts.images(), concepts.images()), offset, None)
 
 
-def _uneven(maps: Maps, concepts: ConceptData) -> str:
-    found = sum(1 for _ in concepts.images())
-    return (
-        f"There are {maps.images} images and masks of {found}. Give the masks of exactly these images, in their order."
-    )
-
-
 def _mask_size(labels: Labels, maps: Maps) -> tuple[int, int]:
     size = (labels.masks.shape[-2], labels.masks.shape[-1])
     if maps.seen is not None:
-        (height, width), off = maps.seen, size[0] * maps.seen[1] / max(1, size[1] * maps.seen[0])
-        if not 0.97 < off < 1.03:
+        (height, width), ratio = maps.seen, size[0] * maps.seen[1] / max(1, size[1] * maps.seen[0])
+        if not 0.97 < ratio < 1.03:
             raise InputError(
-                f"The masks are {size[0]}×{size[1]} and the images {height}×{width}, which are not of one shape. Crop "
-                "or stretch both alike; any size will do, as long as the sides keep their ratio."
+                f"The masks are {size[0]}×{size[1]}, but the images {height}×{width}: their aspect ratios differ. Crop or "
+                "stretch both alike; sizes may differ."
             )
     return size
 
 
-def _check_masks(labels: Labels, size: tuple[int, int], number: int) -> None:
-    found = (labels.masks.shape[-2], labels.masks.shape[-1])
-    if found != size:
-        raise InputError(
-            f"The masks of image {number} are {found[0]}×{found[1]}, those of the first {size[0]}×{size[1]}. Bring all "
-            "masks to one size."
-        )
-
-
-def _check_size(rotation: Tensor, maps: Maps) -> None:
-    if tuple(rotation.shape) != (maps.units, maps.units):
-        raise MismatchError(
-            f"A rotation {tuple(rotation.shape)} was given for {maps.at!r}, which has {maps.units} units. Give a "
-            f"matrix {maps.units} × {maps.units}, such as intertwine.rotation({maps.units}, alpha, seed)."
-        )
-    check_rotation(rotation)
-
-
 def _result(
-    maps: Maps, concepts: ConceptData, rotation: Tensor | None, cut: DissectionSettings, thresholds: Tensor, real: Overlaps,
+    maps: Maps, concepts: ConceptData, rotated: bool, settings: DissectionSettings, thresholds: Tensor, real: Overlaps,
     shifted: list[Overlaps],
 ) -> Dissection:  # fmt: skip
     occurs = (real.of_concepts > 0).nonzero()[:, 0].tolist()
     if not occurs:
         raise InputError(
-            f"None of the {len(concepts.names)} concepts occurs in any of the {maps.images} images: every mask is "
-            "empty. Check that the masks belong to these images."
+            f"None of the {len(concepts.names)} concepts occurs in any of the {maps.images} images: every mask is empty. Check "
+            "that the masks belong to these images."
         )
     names, kinds = (tuple(words[i] for i in occurs) for words in (concepts.names, concepts.categories))
     iou = real.iou()[:, occurs].cpu()
@@ -442,6 +404,6 @@ def _result(
     null = ChanceOverlaps(torch.stack([sums.iou().amax(1).cpu() for sums in shifted])) if shifted else None
     left_out = tuple(name for i, name in enumerate(concepts.names) if i not in set(occurs))
     return Dissection(
-        at=maps.at, units=units, level=cut.level, share=cut.share, images=maps.images, names=names, categories=kinds,
-        iou=iou, left_out=left_out, null=null, rotated=rotation is not None,
+        at=maps.at, units=units, level=settings.level, share=settings.share, images=maps.images, names=names, categories=kinds,
+        iou=iou, left_out=left_out, null=null, rotated=rotated,
     )  # fmt: skip

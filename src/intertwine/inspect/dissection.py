@@ -1,4 +1,4 @@
-"""`Dissection`, the result of `dissect`: concepts per unit, what chance gives, and bar charts."""
+"""`Dissection`, the result of `dissect`: concepts per unit, overlaps by chance, and bar charts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from intertwine.argument_types import Float
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.figures import legend_below, new_figure
 from intertwine.lazy import data_frame
 
@@ -19,15 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pictures of dissections: bars per category and per concept, and interpretable units against the power α.
-
-
 Curve = Mapping[float, Sequence[float]]  # α → one value per rotation
 
 
 def draw_categories(table: Mapping[str, tuple[int, int]], title: str) -> Figure:
-    """Two bars per category: units, and the different concepts they stand for.
+    """Two bars per category: units, and their different concepts.
 
     >>> figure = draw_categories({"colour": (5, 2), "shape": (1, 1)}, "layer3")
     >>> [int(bar.get_height()) for bar in figure.axes[0].patches]
@@ -45,7 +41,7 @@ def draw_categories(table: Mapping[str, tuple[int, int]], title: str) -> Figure:
 
 
 def draw_concepts(table: Mapping[str, tuple[int, str]], title: str) -> Figure:
-    """One bar per concept, as many units high, in the colour of its category.
+    """One bar per concept, its number of units, in the colour of its category.
 
     >>> figure = draw_concepts({"red": (5, "colour"), "disc": (2, "shape")}, "layer3")
     >>> [int(bar.get_height()) for bar in figure.axes[0].patches]
@@ -69,7 +65,9 @@ def draw_concepts(table: Mapping[str, tuple[int, str]], title: str) -> Figure:
 def draw_fractions(curves: Mapping[str, Curve], chance: Mapping[str, float] | None = None) -> Figure:
     """One line per network: the fraction of interpretable units against α, the mean over rotations and its range.
 
-    `chance` gives a dotted line per network: the fraction above the same level by chance.
+    Args:
+        curves: network → α → one value per rotation. chance: network → the fraction above the same level by chance, a
+            dotted line.
 
     >>> figure = draw_fractions({"with ReLU": {0.0: [0.5], 1.0: [0.2, 0.4]}})
     >>> figure.axes[0].lines[0].get_ydata().tolist()
@@ -93,17 +91,13 @@ def draw_fractions(curves: Mapping[str, Curve], chance: Mapping[str, float] | No
     return figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Dissection: which concept every unit of a layer stands for, and how sure that is.
-
-
-#: A unit is interpretable where its best overlap with a concept is larger: the number of Bau et al. (2017).
+#: A unit is interpretable if its best overlap with a concept is larger (Bau et al. 2017).
 LEVEL = 0.04
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit: the concept it overlaps with most (None where it meets none), by how much, and its threshold."""
+    """One unit: the concept it overlaps with most (None if with none), the overlap, and its threshold."""
 
     unit: int
     concept: str | None
@@ -114,7 +108,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class CategoryCount:
-    """The interpretable units of one category, and how many different concepts they stand for."""
+    """The number of interpretable units of one category, and of their different concepts."""
 
     units: int
     concepts: int
@@ -122,7 +116,7 @@ class CategoryCount:
 
 @dataclass(frozen=True, eq=False)
 class ChanceOverlaps:
-    """Best overlaps of the same units where the masks belong to other images: what chance gives."""
+    """Best overlaps of the same units with the masks of other images: the overlaps by chance."""
 
     values: Float[Tensor, "shifts units"]
 
@@ -135,18 +129,19 @@ class ChanceOverlaps:
         return (self.values > level).double().mean().item()
 
     def __repr__(self) -> str:
-        return f"Null({self.values.shape[0]} × {self.values.shape[1]} units, 95 % below {self.quantile():.4f})"
+        draws, units = self.values.shape
+        return f"ChanceOverlaps({draws} × {units} units, 95 % below {self.quantile():.4f})"
 
 
 @dataclass(frozen=True, eq=False)
 class Dissection:
-    """What `dissect` found.
+    """The result of `dissect`.
 
     Attributes:
-        at: the place. units: one entry per unit. level: above which a unit counts as interpretable.
-        share: of a unit's activations that are above its threshold. images: how many.
+        at: the layer. units: one entry per unit. level: above which a unit counts as interpretable.
+        share: of a unit's activations above its threshold. images: how many.
         names, categories: of the concepts that occur. iou: of every unit with each of them.
-        left_out: concepts that occur in no image. null: what chance gives; None where it was not asked for.
+        left_out: concepts that occur in no image. null: overlaps by chance, if computed.
         rotated: whether the units are those of a rotated basis.
     """
 
@@ -216,9 +211,9 @@ class Dissection:
         }  # fmt: skip
 
     def plot(self, by: str = "category") -> Figure:
-        """Bars of interpretable units: by "category", beside their different concepts, or by "concept"."""
+        """Bars of interpretable units: by "category", with their different concepts, or by "concept"."""
         if by not in ("category", "concept"):
-            raise InputError(f"Bars by {by!r} were asked for; there are by='category' and by='concept'.")
+            raise InputError(unknown_name("by", by, ("category", "concept")))
         title = f"{self.at}: {self.fraction:.0%} of {len(self.units)} units above {self.level:g}"
         if by == "category":
             table: Mapping[str, tuple[int, int]] = {k: (c.units, c.concepts) for k, c in self.by_category.items()}
@@ -237,12 +232,11 @@ class Dissection:
             lines.append(f"  {kind}: {units}, {found.concepts} concept{'s' * (found.concepts != 1)}")
         if self.null is not None:
             lines.append(
-                f"  by chance: {self.null.above(self.level):.1%} above {self.level:g}, 95 % of units below "
-                f"{self.null.quantile():.4f}, which {self.fraction_above_chance:.1%} exceed"
+                f"  by chance: {self.null.above(self.level):.1%} of units score above {self.level:g}, and 95 % below "
+                f"{self.null.quantile():.4f}; {self.fraction_above_chance:.1%} of the real units score above that"
             )
         if self.left_out:
             names = ", ".join(self.left_out[:5]) + ", …" * (len(self.left_out) > 5)
-            lines.append(
-                f"  left out, in no image: {len(self.left_out)} concept{'s' * (len(self.left_out) != 1)} ({names})"
-            )
+            count = f"{len(self.left_out)} concept{'s' * (len(self.left_out) != 1)}"
+            lines.append(f"  left out, in no image: {count} ({names})")
         return "\n".join(lines)

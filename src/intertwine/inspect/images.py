@@ -1,4 +1,4 @@
-"""Grids of images: photographs, signed maps, and rows of them with their names."""
+"""Grids of images: photographs, signed maps, and labelled rows of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREY = 0.5  # where a signed map is zero
 
 
 def scaled_image(image: Tensor) -> Float[Tensor, "height width colours"]:
-    """An image from 0 to 1, whatever it was normalised to; of more than three channels, or two, the mean.
+    """An image scaled to 0 to 1; channels are averaged unless there are one or three.
 
     >>> scaled_image(torch.tensor([[[-1.0, 3.0]]])).flatten()
     tensor([0., 1.])
@@ -31,7 +31,7 @@ def scaled_image(image: Tensor) -> Float[Tensor, "height width colours"]:
 
 
 def scaled_map(values: Tensor) -> Float[Tensor, "height width colours"]:
-    """A signed map as colours: zero is grey, and the entry of largest size is 0 or 1.
+    """A signed map as colours: zero is grey, and the largest entry by size is 0 or 1.
 
     >>> scaled_map(torch.tensor([[[0.0, 2.0, -1.0]]])).flatten()
     tensor([0.5000, 1.0000, 0.2500])
@@ -45,8 +45,8 @@ def _pixels(image: Tensor) -> Tensor:
     """Height × width × one or three colours."""
     if image.dim() != 3 or not image.numel():
         raise InputError(
-            f"An image to draw was expected as (channels, height, width); found {tuple(image.shape)}. Draw maps of "
-            "images only; the numbers of others are in the result."
+            f"An image must be (channels, height, width), but is {tuple(image.shape)}. Only maps of images can be drawn; the "
+            "values of others are in the result."
         )
     shown = image.detach().float().cpu()
     if len(shown) not in (1, 3):
@@ -55,10 +55,7 @@ def _pixels(image: Tensor) -> Tensor:
 
 
 def draw_images(
-    rows: Sequence[Sequence[Tensor]],
-    names: Sequence[str] = (),
-    captions: Sequence[Sequence[str]] = (),
-    title: str = "",
+    rows: Sequence[Sequence[Tensor]], names: Sequence[str] = (), captions: Sequence[Sequence[str]] = (), title: str = ""
 ) -> Figure:
     """A grid of images, height × width × colours with values from 0 to 1.
 
@@ -71,7 +68,7 @@ def draw_images(
     (3, 'zeros')
     """
     if not rows or not all(rows):
-        raise InputError("A grid without images was asked for. Give at least one image per row.")
+        raise InputError("A row has no images. Give at least one image per row.")
     width = max(len(row) for row in rows)
     figure = new_figure(1.2 * width + 0.8, 1.25 * len(rows) + 0.4)
     grid: Any = figure.subplots(len(rows), width, squeeze=False)

@@ -1,8 +1,8 @@
-"""Rotations of a feature basis: Q drawn uniformly from SO(n), and its powers Q^α along the shortest way from I to Q.
+"""Rotations of a feature basis: Q drawn uniformly from SO(n), and its powers Q^α along the shortest path from I to Q.
 
-Every rotation is a set of planes, each turned by an angle between −π and π: Q = V R(θ) Vᵀ. Its power Q^α = V R(αθ) Vᵀ
-turns the same planes by α times the angle. Planes and angles come from the symmetric part (Q + Qᵀ)/2, whose eigenspaces
-are the planes, and a real Schur form inside each group of eigenvalues too close to be told apart.
+Every rotation turns a set of planes, each by an angle between −π and π: Q = V R(θ) Vᵀ. Its power Q^α = V R(αθ) Vᵀ turns
+the same planes by α times the angle. Planes and angles come from the symmetric part (Q + Qᵀ)/2, whose eigenspaces are the
+planes, and a real Schur form inside each group of eigenvalues too close to separate.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from intertwine.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Planes:
-    """A rotation taken apart.
+    """The decomposition of a rotation.
 
     Attributes:
         matrix: the rotation itself. vectors: an orthonormal basis, one column each; the columns 2i and 2i + 1 span the
-            plane that is turned by `angles[i]`, and the columns behind the last plane do not move.
+            plane turned by `angles[i]`, and the columns after the last plane are fixed.
     """
 
     matrix: Float[Tensor, "n n"]
@@ -46,7 +46,7 @@ class Planes:
         """
         times = finite_float(alpha)
         if times is None:
-            raise InputError(f"The power alpha={alpha!r} of a rotation was asked for; give a finite number.")
+            raise InputError(f"alpha must be a finite number, but is {alpha!r}.")
         if times == 0:
             return torch.eye(len(self.matrix), dtype=self.matrix.dtype, device=self.matrix.device)
         if times == 1:
@@ -63,12 +63,12 @@ class Planes:
 def rotation(
     n: int, alpha: SupportsFloat | Iterable[SupportsFloat], seed: int, dtype: torch.dtype = torch.float64
 ) -> Float[Tensor, "... n n"]:
-    """Q^α for a rotation Q that is drawn uniformly (by the Haar measure) from SO(n).
+    """Q^α for a rotation Q drawn uniformly (by the Haar measure) from SO(n).
 
     Args:
-        n: the number of features. seed: decides Q alone, whatever α is.
-        alpha: 0 gives the identity, 1 gives Q, and the angle of every plane grows evenly between them. Several numbers
-            give one matrix each, for the price of one decomposition.
+        n: the number of features. seed: determines Q, independently of α.
+        alpha: 0 gives the identity, 1 gives Q, and the angle of every plane is proportional to it. Several numbers give
+            one matrix each, with a single decomposition.
         dtype: of the result; the work is done in float64.
 
     >>> q = rotation(5, 1, seed=0)
@@ -79,27 +79,42 @@ def rotation(
     (True, (3, 5, 5))
     """
     if not isinstance(n, Integral) or n < 1:
-        raise InputError(f"A rotation of {n!r} features was asked for; give n = 1 or more.")
+        raise InputError(f"The number of features n must be an integer of at least 1, but is {n!r}.")
     if not dtype.is_floating_point:
-        raise InputError(f"A rotation was asked for in {dtype}, which holds no fractions; give a floating-point dtype.")
+        raise InputError(f"dtype must be a floating-point dtype, but is {dtype}.")
     one = isinstance(alpha, str) or not isinstance(alpha, Iterable) or getattr(alpha, "ndim", 1) == 0
     powers: list[Any] = [alpha] if one else list(alpha)
     if not powers:
-        raise InputError("Powers of a rotation were asked for, but alpha is empty; give at least one number.")
+        raise InputError("alpha is empty. Give at least one number.")
     turn = planes(haar(n, seed))
     found = [turn.power(a).to(dtype) for a in powers]
     return found[0] if one else torch.stack(found)
 
 
+def haar_orthogonal(n: int, seed: int = 0) -> Float[Tensor, "n n"]:
+    """An orthogonal matrix drawn uniformly (Haar measure) from O(n), reflections included.
+
+    It is the Q of a QR decomposition of normal numbers, which is uniform only if R has a positive diagonal (Mezzadri
+    2007).
+
+    >>> q = haar_orthogonal(5)
+    >>> torch.allclose(q @ q.T, torch.eye(5, dtype=torch.float64))
+    True
+    """
+    if n < 1:
+        raise InputError(f"The number of features must be at least 1, but is {n}.")
+    normal = torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    q, r = torch.linalg.qr(normal)
+    return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+
+
 def haar(n: int, seed: int) -> Float[Tensor, "n n"]:
     """A rotation drawn uniformly from SO(n), in float64.
 
-    Q of a QR factorisation of normal numbers is uniform over O(n) only once R has a positive diagonal. Where its
-    determinant is −1, the first column changes sign, which takes the uniform law on one half of O(n) to the other.
+    If the determinant of a uniform orthogonal matrix is −1, the first column changes sign, which maps the uniform
+    distribution on one half of O(n) to the other half.
     """
-    normal = torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    q, r = torch.linalg.qr(normal)
-    q = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    q = haar_orthogonal(n, seed)
     if torch.linalg.slogdet(q).sign < 0:
         q[:, 0] = -q[:, 0]
     return q
@@ -124,21 +139,21 @@ def planes(matrix: Float[Tensor, "n n"]) -> Planes:
         [torch.stack([basis[:, alone], basis[:, alone + 1]], 2).flatten(1)],
         [_angles(basis, image, alone)],
     )
-    flipped, still = basis[:, :0], basis[:, :0]  # columns with eigenvalues −1 and 1
+    flipped, fixed = basis[:, :0], basis[:, :0]  # columns with eigenvalues −1 and 1
     for start, stop in found:
         if stop - start != 2:
             vectors, inside, real = _schur(basis[:, start:stop], image[:, start:stop])
             count = 2 * len(inside)
             columns, angles = [*columns, vectors[:, :count]], [*angles, inside]
             flipped = torch.cat([flipped, vectors[:, count:][:, real < 0]], 1)
-            still = torch.cat([still, vectors[:, count:][:, real > 0]], 1)
+            fixed = torch.cat([fixed, vectors[:, count:][:, real > 0]], 1)
     angles.append(torch.full((flipped.shape[1] // 2,), pi, dtype=q.dtype))  # an even number, as the determinant is 1
-    return Planes(q, torch.cat([*columns, flipped, still], 1), torch.cat(angles))
+    return Planes(q, torch.cat([*columns, flipped, fixed], 1), torch.cat(angles))
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Many short steps that wait for each other: a second thread gains little, and costs tenfold on a busy machine."""
+    """One thread for many short sequential steps: a second one gains little, and costs tenfold on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -148,7 +163,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _angles(basis: Float[Tensor, "n n"], image: Float[Tensor, "n n"], at: Int[Tensor, " pairs"]) -> Tensor:
-    """By how much Q turns the planes of the columns `at` and `at + 1`, with the sign that an arccos would lose."""
+    """The angles by which Q turns the planes of the columns `at` and `at + 1`, with the sign that an arccos would lose."""
     first, second = basis[:, at], basis[:, at + 1]
     cosine = (first * image[:, at] + second * image[:, at + 1]).sum(0)
     sine = (second * image[:, at] - first * image[:, at + 1]).sum(0)
@@ -156,7 +171,7 @@ def _angles(basis: Float[Tensor, "n n"], image: Float[Tensor, "n n"], at: Int[Te
 
 
 def _schur(basis: Float[Tensor, "n some"], image: Float[Tensor, "n some"]) -> tuple[Tensor, Tensor, Tensor]:
-    """One space that Q maps to itself: its basis, planes first, the planes' angles, and the real eigenvalues behind."""
+    """An invariant space of Q: its basis with planes first, the angles of the planes, and the other, real eigenvalues."""
     both: Any = scipy.linalg.schur((basis.T @ image).numpy(), output="real")
     form, inner = both
     planar = [at for at, width in schur_blocks(form) if width == 2]
@@ -168,13 +183,13 @@ def _schur(basis: Float[Tensor, "n some"], image: Float[Tensor, "n some"]) -> tu
 
 
 def eigenvalue_groups(values: Sequence[float], gap: float) -> Iterator[tuple[int, int]]:
-    """Where runs of sorted values begin and end that no gap cuts.
+    """Where runs of sorted values without a gap begin and end.
 
     >>> list(eigenvalue_groups([0.0, 0.01, 0.5, 0.9, 0.9], 0.1))
     [(0, 2), (2, 3), (3, 5)]
     """
-    cuts = [at for at in range(1, len(values)) if values[at] - values[at - 1] > gap]
-    return zip([0, *cuts], [*cuts, len(values)], strict=True)
+    breaks = [at for at in range(1, len(values)) if values[at] - values[at - 1] > gap]
+    return zip([0, *breaks], [*breaks, len(values)], strict=True)
 
 
 def schur_blocks(form: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -194,16 +209,16 @@ def check_rotation(matrix: Float[Tensor, "rows columns"], tolerance: float = 1e-
     """Refuse a matrix that is not a rotation: not square, not orthogonal, or a reflection."""
     shape = tuple(matrix.shape)
     if shape[0] != shape[1]:
-        raise InputError(f"A rotation is a square matrix; found {shape}.")
+        raise InputError(f"A rotation must be a square matrix, but is {shape}.")
     wide = matrix.detach().double()
     off = (wide @ wide.T - torch.eye(shape[0], dtype=wide.dtype, device=wide.device)).abs().max().item()
     if not off < tolerance:
         raise InputError(
-            f"A rotation was asked for, but Q Qᵀ of the matrix {shape} is off the identity by {off:.2g}. Give an "
-            "orthogonal matrix, such as one of intertwine.rotation(n, alpha, seed)."
+            f"The matrix {shape} is not orthogonal: Q Qᵀ differs from the identity by {off:.2g}. Give a rotation, such as one "
+            "of intertwine.rotation(n, alpha, seed)."
         )
     if torch.linalg.slogdet(wide).sign < 0:
         raise InputError(
-            f"A rotation was asked for, but the matrix {shape} has determinant −1, so it is a reflection and no way of "
-            "rotations leads to it. Change the sign of one column."
+            f"The matrix {shape} has determinant −1: it is a reflection, which no path of rotations reaches. Change the sign of "
+            "one column."
         )

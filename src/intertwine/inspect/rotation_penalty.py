@@ -1,4 +1,4 @@
-"""Rotation penalty: the accuracy lost when the features of a layer are transformed and the layers behind are
+"""Rotation penalty: the accuracy lost when the features of a layer are transformed and the later layers are
 fine-tuned.
 """
 
@@ -29,29 +29,25 @@ from intertwine.files import folder_lock, write_json
 from intertwine.graph.model import copy_module, refuse_scripted
 from intertwine.inspect.transforms import KINDS, check_kind, random_element, random_transform
 from intertwine.stitch.fitting import check_readable_again
-from intertwine.stitch.halves import frozen, split_network, unwrapped
 from intertwine.stitch.resize import FeatureForm, from_rows, to_rows
 from intertwine.stitch.result import summary
-from intertwine.stitch.stitch import ProgressCallback
+from intertwine.stitch.split_network import frozen, split_network, unwrapped
 from intertwine.stitch.tracing import alike, first_samples
+from intertwine.stitch.training import PassProgress, ProgressCallback
 from intertwine.symmetry.symmetry import Symmetry, symmetry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rotation penalties as results: one trial, all trials of a run, and their picture (Figure 4 of paper 0).
-
-
 @dataclass(frozen=True)
 class PenaltyTrial:
-    """One transform of one layer. All accuracies are shares of the test answers.
+    """One transform of one layer. All accuracies are on the test data.
 
     Attributes:
-        at, kind, seed: the layer, the kind of transform, and what it was drawn with.
-        before: accuracy of the network as it was given. inserted: with the transform, before any training.
-        history: after every epoch of fine-tuning. loss: mean over the last epoch; None where it was not finite.
+        at, kind, seed: the layer, the kind of transform, and its seed.
+        before: accuracy of the given network. inserted: with the transform, before any training.
+        history: after every epoch of fine-tuning. loss: mean over the last epoch; None if it is not finite.
     """
 
     at: str
@@ -69,7 +65,7 @@ class PenaltyTrial:
 
     @property
     def best(self) -> float:
-        """Accuracy of the best epoch on the test data. Paper 0 reports it; it is chosen by what it reports."""
+        """Accuracy of the best epoch on the test data; Godfrey et al. report it, although it is selected on these data."""
         return max(self.history, default=self.inserted)
 
     @property
@@ -90,10 +86,10 @@ class PenaltyTrial:
 
 @dataclass(frozen=True)
 class RotationPenalty:
-    """What transforms of layers cost, one trial each.
+    """The accuracy that transforms of layers cost, one trial each.
 
     Attributes:
-        trials: in the order layers, kinds, seeds. settings: what all trials share.
+        trials: in the order layers, kinds, seeds. settings: of all trials.
     """
 
     trials: tuple[PenaltyTrial, ...]
@@ -127,7 +123,7 @@ class RotationPenalty:
     def __repr__(self) -> str:
         lines = []
         for at, kind in self.values():
-            parts = [f"{what} {_spread(self.values(what)[at, kind])}" for what in ("inserted", "after", "penalty")]
+            parts = [f"{what} {_mean_text(self.values(what)[at, kind])}" for what in ("inserted", "after", "penalty")]
             count = len(self.values()[at, kind])
             lines.append(f"{at}, {kind}: {', '.join(parts)} ({count} trial{'s' * (count > 1)})")
         before = f"before {self.trials[0].before:.4f}; " if self.trials else ""
@@ -136,18 +132,20 @@ class RotationPenalty:
         return f"RotationPenalty({before}{'; '.join(lines)}{diverged})"
 
 
-def _spread(values: Sequence[float]) -> str:
+def _mean_text(values: Sequence[float]) -> str:
     mean, std = summary(values)
     return f"{mean:.4f} ± {std:.4f}" if len(values) > 1 else f"{mean:.4f}"
 
 
 def draw_bars(
     table: Mapping[tuple[str, str], Sequence[float]], what: str, factor: float | int = 1, *,
-    crosses: Mapping[tuple[str, str], float] | None = None, told: str = "told by others",
+    crosses: Mapping[tuple[str, str], float] | None = None, cross_label: str = "reference",
 ) -> Figure:  # fmt: skip
-    """Groups of bars: one group per first key, one bar per second, with whiskers where there are several values.
+    """Groups of bars: one group per first key, one bar per second, with whiskers if there are several values.
 
-    `crosses`: numbers to set beside the bars, and what they are called.
+    Args:
+        table: (group, kind) → values. what: the label of the vertical axis. factor: multiplies all values.
+        crosses: numbers to mark at the bars. cross_label: their name in the legend.
 
     >>> figure = draw_bars({("conv1", "relu"): [0.0, 0.1], ("conv1", "orthogonal"): [0.3]}, "penalty")
     >>> len(figure.axes[0].patches), figure.axes[0].get_ylabel()
@@ -164,7 +162,8 @@ def draw_bars(
         axes.bar(places, [factor * mean for _, (mean, _) in held], width, yerr=whiskers, label=kind, capsize=3)
         known = [(place, (crosses or {}).get((groups[x], kind))) for place, (x, _) in zip(places, held, strict=True)]
         beside = [(place, factor * value) for place, value in known if value is not None]
-        axes.plot(*zip(*beside, strict=True), "kx", label=told) if beside else None
+        if beside:
+            axes.plot(*zip(*beside, strict=True), "kx", label=cross_label)
     axes.set_xticks(range(len(groups)), groups, fontsize=8)
     axes.set_ylabel(what, fontsize=9)
     axes.axhline(0, color="0.6", linewidth=0.8)
@@ -172,47 +171,42 @@ def draw_bars(
     return figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# A network frozen up to a layer, and a copy of it whose layers behind can be trained on transformed features.
-
-
 @dataclass(frozen=True, eq=False)
 class LayerBatch:
-    """One batch at the layer: its features, and the values that go around the layer."""
+    """One batch at the layer: its features, and the values of skip connections around it."""
 
     batch: LabelledBatch
     features: Tensor
-    around: tuple[Any, ...]
+    skip_values: tuple[Any, ...]
 
     @property
     def bytes(self) -> int:
-        """What it takes to keep."""
-        tensors = [x for x in tree_leaves((self.features, self.around, self.batch.call)) if isinstance(x, Tensor)]
+        """The memory of its tensors."""
+        tensors = [x for x in tree_leaves((self.features, self.skip_values, self.batch.call)) if isinstance(x, Tensor)]
         return sum(x.numel() * x.element_size() for x in tensors)
 
 
 class LayerSplit:
-    """A network up to a layer, which is only read, and a copy for the layers behind.
+    """A frozen network up to a layer, and a copy of it whose later layers can be trained on transformed features.
 
     Attributes:
-        model: the network that was given. rest: the copy; `start` puts its weights back to where they were.
-        layout, channels: of the features at the layer. weights: parameters of the copy that are behind the layer.
+        model: the given network. rest: the copy; `start` resets its weights.
+        layout, channels: of the features at the layer. weights: parameters of the copy after the layer.
         example: one batch at the layer.
 
     Raises:
-        InputError: a path that stands for no layer or for several, a network that cannot be cut into steps.
+        InputError: a path of no layer or of several, a network that cannot be traced.
     """
 
     def __init__(self, model: nn.Module, at: str, example: LabelledBatch) -> None:
         refuse_scripted(model)
         self.model = unwrapped(model)
         self.rest = copy_module(self.model)
-        self._begun = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        places = layer_paths(model, at)  # paths are those of what was given, wrappers and all
+        self._initial = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        places = layer_paths(model, at)  # in the given network, wrappers included
         if len(places) != 1 or not places[0].path:
             raise InputError(
-                f"A layer to transform was asked for by {at!r}, which stands for {len(places)} places or for the whole "
-                "network. Name one module inside."
+                f"{at!r} stands for {len(places)} layers or for the whole network. Name one module inside."
             )
         self.at = str(replace(places[0], asked=None))
         with frozen([self.model, self.rest]):
@@ -220,56 +214,57 @@ class LayerSplit:
             self._back = split_network(self.rest, places, copied_arguments(example.call), {}, complete=True)
         if reason := self._front.reason or self._back.reason:
             raise InputError(
-                f"The layers behind {at!r} were to be trained alone, but the network cannot be cut there: {reason}. "
-                "Use a network whose forward can be traced (torch.fx)."
+                f"The network cannot be split at {at!r}, so the later layers cannot be trained alone: {reason}. Use a network "
+                "that torch.fx can trace."
             )
         self.layout = self._front.layouts[0]
         self.example = self._pass(example)
         self.channels = FeatureForm(self.layout, tuple(self.example.features.shape)).channels
         self.rest.requires_grad_(True)
         self.rest.eval()
-        self.weights = self._behind(self.example)
+        self.weights = self._later_weights()
 
-    def _behind(self, first: LayerBatch) -> list[nn.Parameter]:
-        """Parameters that the outputs depend on where the features at the layer are given."""
+    def _later_weights(self) -> list[nn.Parameter]:
+        """Parameters that the outputs depend on, given the features at the layer."""
         with torch.enable_grad():
-            loss = self.loss(first, torch.eye(self.channels, dtype=torch.float64))[0]
+            loss = self.loss(self.example, torch.eye(self.channels, dtype=torch.float64))[0]
             found = list(self.rest.parameters())
             slopes = torch.autograd.grad(loss, found, allow_unused=True) if loss.requires_grad else ()
         weights = [weight for weight, slope in zip(found, slopes, strict=False) if slope is not None]
         if not weights:
-            raise InputError(f"There is nothing to train behind {self.at!r}. Name a layer further in front.")
+            raise InputError(f"There is nothing to train after {self.at!r}. Name an earlier layer.")
         return weights
 
     def start(self, moved: nn.Module | None = None) -> None:
-        """The weights of the copy as they were, or those of a moved network, in evaluation mode."""
-        self.rest.load_state_dict(self._begun if moved is None else moved.state_dict())
+        """Reset the copy, in evaluation mode, to the given weights or to those of a moved network."""
+        self.rest.load_state_dict(self._initial if moved is None else moved.state_dict())
         self.rest.eval()
 
-    def passed(self, data: Any) -> Iterator[LayerBatch]:
+    def batches(self, data: Any) -> Iterator[LayerBatch]:
         """Every batch at the layer; the front runs without gradients."""
         for batch in labelled_batches(data, self.model):
             yield self._pass(batch)
 
     def _pass(self, batch: LabelledBatch) -> LayerBatch:
         with frozen([self.model]):
-            taken = self._front.run.start(copied_arguments(batch.call), [0], [0])[0]
-        return LayerBatch(batch, taken.tensor, taken.around)
+            found = self._front.run.start(copied_arguments(batch.call), [0], [0])[0]
+        return LayerBatch(batch, found.tensor, found.skip_values)
 
     def outputs(self, passed: LayerBatch, matrix: Float[Tensor, "channels channels"]) -> Any:
-        """What the copy makes of a batch whose features are transformed."""
+        """The outputs of the copy for a batch with transformed features."""
         rows = to_rows(passed.features, self.layout)
-        shape = tuple(passed.features.shape)
-        tensor = from_rows(rows @ matrix.to(rows).T, FeatureForm(self.layout, shape))
-        return self._back.run.finish(0, tensor, copied_arguments(passed.around), copied_arguments(passed.batch.call))
+        tensor = from_rows(rows @ matrix.to(rows).T, FeatureForm(self.layout, tuple(passed.features.shape)))
+        return self._back.run.finish(
+            0, tensor, copied_arguments(passed.skip_values), copied_arguments(passed.batch.call)
+        )
 
     def loss(self, passed: LayerBatch, matrix: Float[Tensor, "channels channels"]) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of a batch, and the sums that `features.scoring.score` gives."""
+        """Cross-entropy of a batch, and the sums of `intertwine.data.evaluate.score`."""
         outputs, batch = self.outputs(passed, matrix), passed.batch
         if classes_second(getattr(outputs, "logits", outputs), batch.targets) is None:
             raise InputError(
-                "A rotation penalty is a difference of accuracies, so the outputs must be one number per class and the "
-                "targets the numbers of classes. Pass batches of (inputs, classes)."
+                "A rotation penalty is a difference of accuracies, so the outputs must be one number per class, and the "
+                "targets classes. Pass batches of (inputs, classes)."
             )
         sums = score(outputs, batch.targets, batch.samples, None)
         return sums[0] / sums[1], sums.detach()
@@ -278,45 +273,38 @@ class LayerSplit:
 class LayerFeatures:
     """The features of some data, for many passes.
 
-    A list of batches is the same in every pass, so its features are kept where they fit; batches come in another order
-    in every pass that asks for one. Other data, such as a DataLoader, may augment, and is run again every time.
+    A list of batches is the same in every pass, so its features are cached if they fit in memory; a pass may shuffle
+    the batches. Other data, such as a DataLoader, may augment, and runs through the front in every pass.
     """
 
-    def __init__(self, halves: LayerSplit, data: Any, memory: float | int) -> None:
-        self.halves, self.data = halves, data
-        self._kept: list[LayerBatch] | None = None
+    def __init__(self, split: LayerSplit, data: Any, memory: float | int) -> None:
+        self.split, self.data = split, data
+        self._cached: list[LayerBatch] | None = None
         if isinstance(data, (list, tuple)) and data:
-            first = next(halves.passed(data[:1]), None)
+            first = next(split.batches(data[:1]), None)
             if first is not None and first.bytes * len(data) <= memory:
-                self._kept = [*halves.passed(data)]
+                self._cached = [*split.batches(data)]
 
     def read(self, epoch: int = 0, generator: torch.Generator | None = None) -> Iterator[LayerBatch]:
         """One pass."""
         if hasattr(self.data, "set_epoch"):
             self.data.set_epoch(epoch)
-        held: Any = self.data if self._kept is None else self._kept
+        held: Any = self.data if self._cached is None else self._cached
         if generator is not None and isinstance(held, (list, tuple)):
             held = [held[i] for i in torch.randperm(len(held), generator=generator).tolist()]
-        yield from self.halves.passed(held) if self._kept is None else held
+        yield from self.split.batches(held) if self._cached is None else held
 
 
 @torch.no_grad()
-def transformed_accuracy(halves: LayerSplit, test: LayerFeatures, matrix: Float[Tensor, "channels channels"]) -> float:
-    """Share of right answers with the features transformed."""
-    halves.rest.eval()
-    sums = sum(halves.loss(passed, matrix)[1] for passed in test.read())
+def transformed_accuracy(split: LayerSplit, test: LayerFeatures, matrix: Float[Tensor, "channels channels"]) -> float:
+    """Accuracy with transformed features."""
+    split.rest.eval()
+    sums = sum(split.loss(passed, matrix)[1] for passed in test.read())
     assert isinstance(sums, Tensor)
     return float(1 - sums[2] / sums[3])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rotation penalty: what a network loses when a layer's features are transformed and the layers behind trained again.
-#
-# The sanity test of intertwiners of paper 0, section 3.3: the layers behind can undo a member of G_ReLU, but no rotation.
-# Rows 000-G41 and 000-G63.
-
-
-DROPS, FACTOR = 4, 0.5  # of the learning rate, evenly spaced over the epochs, as in paper 0
+DROPS, FACTOR = 4, 0.5  # of the learning rate, evenly spaced over the epochs, as in Godfrey et al. 2022
 GIGABYTE = 2**30
 
 
@@ -334,23 +322,24 @@ def rotation_penalty(
     out: str | Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> RotationPenalty:
-    """Transform the features of a layer at random, train the layers behind, and see what accuracy is lost.
+    """Transform the features of a layer at random, fine-tune the later layers, and measure the lost accuracy.
 
-    A fixed matrix is put behind the layer, over its channels. Everything up to it is frozen, everything behind is
-    trained with Adam in a copy; dropout and BatchNorm modules there work as in training. The model stays as it was.
+    This is the sanity check of intertwiners in Godfrey et al. 2022, section 3.3: later layers can undo a member of
+    G_ReLU, but not a rotation. A fixed matrix acts on the channels of the layer. The network up to it is frozen; the
+    layers after it are trained with Adam in a copy, with dropout and BatchNorm as in training. The model is not changed.
 
     Args:
         model: any network that torch.fx can trace. at: a layer before its activation, or several; see
             `intertwine.data.layers`.
-        data: batches of (inputs, classes) to train on, read once per epoch. A list of batches is the same in every
-            epoch: its features at the layer are computed once where they take no more than `memory` bytes, and its
-            batches come in a random order. Anything else is run through the front in every epoch.
+        data: batches of (inputs, classes) to train on, read once per epoch. The features of a list of batches are
+            computed once if they take no more than `memory` bytes, and the batches are shuffled. Anything else runs
+            through the front in every epoch.
         test: batches to score on.
-        kind: of transform, one or several of `intertwine.inspect.transforms.KINDS`. "identity" is the control: what
-            fine-tuning alone does. "element" is undone exactly in the layers behind before they are trained.
+        kind: of transform, one or several of `intertwine.inspect.transforms.KINDS`. "identity" is the control, the
+            effect of fine-tuning alone. "element" is undone exactly in the later layers before they are trained.
         seeds: one trial each. epochs, rate: of the fine-tuning; the rate is halved four times, evenly spaced.
-        out: a folder from which a killed run goes on, trial by trial.
-        progress: called with what is being done and which part of all work is behind.
+        memory: bytes of cached features. out: a folder from which a killed run resumes, trial by trial.
+        progress: called with the current activity and the completed share of all work.
 
     Raises:
         InputError: layers, kinds or data that cannot be used.
@@ -366,15 +355,23 @@ def rotation_penalty(
         >>> [(trial.kind, trial.before, trial.inserted == 1) for trial in found.trials]
         [('element', 1.0, True), ('orthogonal', 1.0, False)]
     """
-    places, kinds, numbers = _asked(at, kind, seeds, epochs)
+    places, kinds = ([one] if isinstance(one, str) else list(dict.fromkeys(one)) for one in (at, kind))
+    numbers = list(dict.fromkeys(seeds))
+    for one in kinds:
+        check_kind(one)
+    if not (places and kinds and numbers) or epochs < 0:
+        raise InputError(
+            f"There are {len(places)} layers, {len(kinds)} kinds, {len(numbers)} seeds and {epochs} epochs. Give at least one "
+            f"layer, one kind ({', '.join(KINDS)}) and one seed, and epochs of at least 0."
+        )
     check_readable_again(data)
     check_readable_again(test)
-    given, model, tell = model, unwrapped(model), progress or (lambda doing, part: None)
+    given, model, progress = model, unwrapped(model), progress or (lambda doing, part: None)
     example = next(iter(labelled_batches(data, model)))
     folder = None if out is None else Path(out)
 
     @cache
-    def own_symmetry() -> Symmetry:  # found only where a kind needs it
+    def own_symmetry() -> Symmetry:  # found only if a kind needs it
         args, kwargs = copied_arguments(first_samples(example.call))
         with frozen([model]):
             return symmetry(model, *args, **kwargs)
@@ -383,116 +380,95 @@ def rotation_penalty(
     total, trials = len(places) * len(kinds) * len(numbers), []
     with nullcontext() if folder is None else folder_lock(folder):
         for i, place in enumerate(places):
-            halves = LayerSplit(given, place, example)
-            learn, judge = LayerFeatures(halves, data, memory), LayerFeatures(halves, test, memory)
-            before = transformed_accuracy(halves, judge, torch.eye(halves.channels, dtype=torch.float64))
+            split = LayerSplit(given, place, example)
+            train, judge = LayerFeatures(split, data, memory), LayerFeatures(split, test, memory)
+            before = transformed_accuracy(split, judge, torch.eye(split.channels, dtype=torch.float64))
             for one, seed in product(kinds, numbers):
                 plan = {"at": place, "kind": one, "seed": seed, "before": before, **shared}
                 file = None if folder is None else folder / f"layer{i}-{one}-{seed}.json"
-                found, doing = _left(file, plan), f"{one} at {place}"
+                found, doing = _read_trial(file, plan), f"{one} at {place}"
                 if found is None:
-                    matrix, moved = _transform(halves, one, seed, own_symmetry)
-                    heard = _part_of(tell, doing, len(trials), total)
-                    found = _fine_tune(halves, moved, matrix, learn, judge, epochs, rate, seed, heard)
+
+                    def trial_progress(part: float, doing: str = doing, done: int = len(trials)) -> None:
+                        progress(doing, (done + part) / total)
+
+                    matrix, moved = _transform(split, one, seed, own_symmetry)
+                    found = _fine_tune(split, moved, matrix, train, judge, epochs, rate, seed, trial_progress)
                     if file is not None:
                         write_json(file, {"plan": plan, "found": found})
                 history = tuple(found["history"])
                 trials.append(PenaltyTrial(place, one, seed, before, found["inserted"], history, found["loss"]))
-                tell(doing, len(trials) / total)
+                progress(doing, len(trials) / total)
     return RotationPenalty(tuple(trials), shared)
 
 
-def _part_of(tell: ProgressCallback, doing: str, behind: int, total: int) -> Callable[[float], None]:
-    """What hears of one trial, as a part of all."""
-    return lambda part: tell(doing, (behind + part) / total)
-
-
-def _asked(
-    at: str | Sequence[str], kind: str | Sequence[str], seeds: Iterable[int], epochs: int
-) -> tuple[list[str], list[str], list[int]]:
-    """Layers, kinds and seeds, each once."""
-    places = [at] if isinstance(at, str) else list(dict.fromkeys(at))
-    kinds = [kind] if isinstance(kind, str) else list(dict.fromkeys(kind))
-    numbers = list(dict.fromkeys(seeds))
-    for one in kinds:
-        check_kind(one)
-    if not (places and kinds and numbers) or epochs < 0:
-        raise InputError(
-            f"Rotation penalties were asked for at {len(places)} layers, of {len(kinds)} kinds, with {len(numbers)} "
-            f"seeds and {epochs} epochs. Give at least one layer, one kind ({', '.join(KINDS)}) and one seed, and no "
-            "negative number of epochs."
-        )
-    return places, kinds, numbers
-
-
 def _transform(
-    halves: LayerSplit, kind: str, seed: int, own_symmetry: Callable[[], Symmetry]
+    split: LayerSplit, kind: str, seed: int, own_symmetry: Callable[[], Symmetry]
 ) -> tuple[Tensor, nn.Module | None]:
-    """The matrix of a trial, and the network that undoes it where there is one."""
+    """The matrix of a trial, and for "element" the network that undoes it."""
     if kind != "element":
-        return random_transform(kind, halves.channels, seed), None
+        return random_transform(kind, split.channels, seed), None
     matrix, moved = random_element(
-        own_symmetry(), halves.model, halves.at.removesuffix(":output"), halves.layout, halves.channels, seed
+        own_symmetry(), split.model, split.at.removesuffix(":output"), split.layout, split.channels, seed
     )
-    halves.start(moved)
-    first = halves.example
-    with torch.no_grad(), frozen([halves.model]):
+    split.start(moved)
+    first = split.example
+    with torch.no_grad(), frozen([split.model]):
         args, kwargs = copied_arguments(first.batch.call)
-        if not alike(halves.outputs(first, matrix), halves.model(*args, **kwargs)):
+        if not alike(split.outputs(first, matrix), split.model(*args, **kwargs)):
             raise InputError(
-                f"An element of the network's group was asked for at {halves.at!r}, but the layers behind do not undo "
-                "it there: values that it moves too go around the layer, as in a residual block. Use a layer inside "
-                "the block, or one behind its sum."
+                f"The later layers do not undo an element of the network's group at {split.at!r}: it also moves values that "
+                "go around the layer, as in a residual block. Use a layer inside the block, or one after its sum."
             )
     return matrix, moved
 
 
 def _fine_tune(
-    halves: LayerSplit,
+    split: LayerSplit,
     moved: nn.Module | None,
     matrix: Tensor,
-    learn: LayerFeatures,
+    train: LayerFeatures,
     judge: LayerFeatures,
     epochs: int,
     rate: float | int,
     seed: int,
-    heard: Callable[[float], None],
+    progress: PassProgress,
 ) -> dict[str, Any]:
-    """Train the layers behind on transformed features: accuracy before, after every epoch, and the last mean loss."""
-    halves.start(moved)
-    inserted = transformed_accuracy(halves, judge, matrix)
-    optimizer = torch.optim.Adam(halves.weights, rate)
+    """Train the later layers on transformed features: accuracy before and after every epoch, and the last mean loss."""
+    split.start(moved)
+    inserted = transformed_accuracy(split, judge, matrix)
+    optimizer = torch.optim.Adam(split.weights, rate)
     generator = torch.Generator().manual_seed(seed)
     history, loss = [], None
     with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(seed)  # of dropout
         for epoch in range(epochs):
             optimizer.param_groups[0]["lr"] = rate * FACTOR ** ((DROPS + 1) * epoch // epochs)
-            halves.rest.train()
-            total = torch.zeros(4, dtype=torch.float64, device=halves.weights[0].device)
-            for passed in learn.read(epoch, generator):
+            split.rest.train()
+            total = torch.zeros(4, dtype=torch.float64, device=split.weights[0].device)
+            for passed in train.read(epoch, generator):
                 optimizer.zero_grad()
-                one, sums = halves.loss(passed, matrix)
+                one, sums = split.loss(passed, matrix)
                 one.backward()
                 optimizer.step()
                 total += sums
-            history.append(transformed_accuracy(halves, judge, matrix))
+            history.append(transformed_accuracy(split, judge, matrix))
             mean = float(total[0] / total[1])
             loss = mean if isfinite(mean) else None
-            heard((epoch + 1) / epochs)
+            progress((epoch + 1) / epochs)
     optimizer.zero_grad()
     return {"history": history, "loss": loss, "inserted": inserted}
 
 
-def _left(file: Path | None, plan: dict[str, Any]) -> dict[str, Any] | None:
-    """What a run before left of a trial; a trial of another plan is refused."""
+def _read_trial(file: Path | None, plan: dict[str, Any]) -> dict[str, Any] | None:
+    """The saved result of a trial; a trial of another plan is refused."""
     if file is None or not file.exists():
         return None
     held = json.loads(file.read_text(encoding="utf-8"))
     differ = [key for key in plan if held["plan"].get(key) != plan[key]]
     if differ:
         raise InputError(
-            f"A trial was to be taken up again from {file}, but it holds one of another plan, which differs in "
-            f"{', '.join(differ)}. Give another folder, or remove this one."
+            f"{file} holds a trial of another plan, which differs in {', '.join(differ)}. Give another folder, or remove this "
+            "one."
         )
     return held["found"]

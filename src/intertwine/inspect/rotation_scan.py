@@ -1,4 +1,4 @@
-"""Rotation scan: a layer dissected in bases ever further from its own, Q^α for α from 0 to 1 (Godfrey et al. 2022)."""
+"""Rotation scan: a layer dissected in rotated bases Q^α, for α from 0 to 1 (Godfrey et al. 2022)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class RotationScan:
-    """(α, seed of the rotation) → dissection in the basis Q^α."""
+    """(α, seed of the rotation) → dissection in the basis Q^α. `at`: the layer."""
 
     at: str
     dissections: Mapping[tuple[float, int], Dissection] = field(repr=False)
@@ -64,7 +64,7 @@ class RotationScan:
         return data_frame(self.to_rows())
 
     def plot(self) -> Figure:
-        """The fraction of interpretable units against α; dotted, what chance gives."""
+        """The fraction of interpretable units against α; the dotted line is the fraction by chance."""
         return draw_fractions({self.at: self.curve}, {} if self.chance is None else {self.at: self.chance})
 
     def __repr__(self) -> str:
@@ -85,9 +85,10 @@ def rotation_scan(
     null: int = 1,
     memory: int = MEMORY,
 ) -> RotationScan:
-    """Dissect one place in the bases Q^α, one rotation Q per seed; the network runs once where memory allows.
+    """Dissect one layer in the bases Q^α, one rotation Q per seed; the network runs once if memory allows.
 
-    The arguments are those of `dissect`.
+    Args:
+        alphas: the powers of the rotations. seeds: one rotation each. The others are those of `dissect`.
 
     >>> import torch
     >>> from intertwine.inspect.rotation_scan import rotation_scan
@@ -97,14 +98,18 @@ def rotation_scan(
     """
     if not alphas or not seeds:
         raise InputError("A scan over rotations needs at least one alpha and one seed.")
-    maps, data, cut = Maps(model, at, images, memory), concept_data(concepts), DissectionSettings(level, share, null)
+    maps, data, settings = (
+        Maps(model, at, images, memory),
+        concept_data(concepts),
+        DissectionSettings(level, share, null),
+    )
     found: dict[tuple[float, int], Dissection] = {}
-    own = dissect_maps(maps, data, None, cut) if 0 in alphas else None
+    own = dissect_maps(maps, data, None, settings) if 0 in alphas else None
     for seed in seeds:
         turn = planes(haar(maps.units, seed)) if set(alphas) - {0} else None
         for alpha in alphas:
-            if own is not None and alpha == 0:  # the same basis for every rotation
+            if own is not None and alpha == 0:  # the basis is the same for every rotation
                 found[0.0, seed] = own
             elif turn is not None:
-                found[float(alpha), seed] = dissect_maps(maps, data, turn.power(alpha), cut)
+                found[float(alpha), seed] = dissect_maps(maps, data, turn.power(alpha), settings)
     return RotationScan(at, found)

@@ -1,4 +1,4 @@
-"""The images with the largest activations of single features, and plots of them with the active region highlighted."""
+"""The images with the largest activations of single features, and plots with the active region highlighted."""
 
 from __future__ import annotations
 
@@ -19,23 +19,19 @@ from intertwine.inspect.dissect import MEMORY, Maps
 from intertwine.inspect.dissection import Dissection, Unit
 from intertwine.inspect.guided import check_batch, check_images, check_units, read_place
 from intertwine.inspect.images import draw_images, scaled_image
-from intertwine.stitch.halves import unwrapped
+from intertwine.stitch.split_network import unwrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Top images: those that single features answer to most, in the network's own basis or a rotated one (row 000-G74).
-
-
 @dataclass(frozen=True, eq=False)
 class TopImages:
-    """For each of some features the images it answers to most, best first.
+    """For each of some features the images with its largest activations, largest first.
 
     Attributes:
-        at, units: the place and the features. indices: which images. values: how much the feature answers to each, its
-        largest value over positions. images: the images themselves.
+        at, units: the layer and the features. indices: of the images. values: the largest activation over positions in
+            each. images: the images themselves.
     """
 
     at: str
@@ -72,17 +68,16 @@ def top_images(
     layout: str | None = None,
     batch: int = 256,
 ) -> TopImages:
-    """The images that features answer to most: by the largest value of each over all positions.
+    """The images with the largest activations of single features, over all positions.
 
     Args:
-        model: any network of images, left as it was. at: a place, see `intertwine.data.layers`.
-        images: (images, channels, height, width). units: features to look at, each for itself.
-        count: images per feature. rotation: a matrix that the features are multiplied by first, R·x at every position;
-            units are then rows of it. layout: of the features, where it is not what it seems.
-        batch: images that pass at once.
+        model: any network of images; it is not changed. at: a layer, see `intertwine.data.layers`.
+        images: (images, channels, height, width). units: the features, each by itself.
+        count: images per feature. rotation: a matrix that multiplies the features, R·x at every position; units are then
+            rows of it. layout: of the features, if it cannot be inferred. batch: images at once.
 
     Raises:
-        InputError: a place or a feature that there is not, no images. MismatchError: a rotation of another size.
+        InputError: an unknown layer or feature, no images. MismatchError: a rotation of another size.
 
     Example:
         >>> import torch
@@ -94,14 +89,14 @@ def top_images(
     check_images(images)
     check_batch(batch)
     if count < 1:
-        raise InputError(f"The {count} best images were asked for. Ask for at least one.")
-    site, shape = read_place(model, at, images, layout)  # paths are those of what was given, wrappers and all
+        raise InputError(f"count must be at least 1, but is {count}.")
+    site, shape = read_place(model, at, images, layout)  # in the given network, wrappers included
     model = unwrapped(model)
     chosen = check_units(units, shape.features, at)
     if rotation is not None and tuple(rotation.shape) != (shape.features,) * 2:
         raise MismatchError(
-            f"A rotation {tuple(rotation.shape)} was given for {at!r}, which has {shape.features} features. Give a "
-            f"matrix {shape.features} × {shape.features}."
+            f"The rotation is {tuple(rotation.shape)}, but {at!r} has {shape.features} features. Give a matrix "
+            f"{shape.features} × {shape.features}."
         )
     found = []
     for some in images.split(batch):
@@ -113,11 +108,7 @@ def top_images(
     return TopImages(at, chosen, indices, values, images.detach().cpu()[indices])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pictures of units: the images each answers to most, bright where its map is above its threshold (row 000-G74).
-
-
-#: How bright an image is where the unit is silent.
+#: The brightness of an image where the unit is below its threshold.
 DIM = 0.25
 
 
@@ -132,12 +123,12 @@ def draw_units(
     count: int = 8,
     memory: int = MEMORY,
 ) -> Figure:
-    """One row per unit: the images it answers to most, dimmed where it is silent, with its concept and overlap.
+    """One row per unit: the images with its largest activations, dimmed where it is inactive, its concept and overlap.
 
     Args:
-        model, images, rotation: as they were given to `dissect`, which gave `found`.
+        model, images, rotation: the arguments of `dissect`, whose result is `found`.
         units: the numbers of some units; or how many, those with the largest overlaps.
-        count: images per unit. memory: bytes of activations to keep.
+        count: images per unit. memory: bytes of activations to cache.
 
     >>> import torch
     >>> from intertwine.inspect.dissect import dissect
@@ -154,14 +145,14 @@ def draw_units(
     best = torch.cat([_rows(batch, wanted, rotation).flatten(2).amax(2).cpu() for batch in maps])
     order = best.T.topk(min(count, len(best))).indices.tolist()
     needed = sorted({i for row in order for i in row})
-    shown = dict(zip(needed, _kept(maps, needed, wanted, rotation), strict=True))
+    shown = dict(zip(needed, _images_and_maps(maps, needed, wanted, rotation), strict=True))
     rows = [
-        [_lit(shown[i][0], shown[i][1][at], unit.threshold) for i in row]
+        [_dimmed(shown[i][0], shown[i][1][at], unit.threshold) for i in row]
         for at, (row, unit) in enumerate(zip(order, chosen, strict=True))
     ]
     names = [f"{unit.unit}: {unit.concept or 'nothing'}\n{unit.iou:.3f}" for unit in chosen]
     basis = ", rotated basis" * found.rotated
-    return draw_images(rows, names, title=f"{found.at}{basis}: images that units answer to most")
+    return draw_images(rows, names, title=f"{found.at}{basis}: images with the largest activations")
 
 
 def _chosen(found: Dissection, units: int | Sequence[int]) -> list[Unit]:
@@ -172,12 +163,11 @@ def _chosen(found: Dissection, units: int | Sequence[int]) -> list[Unit]:
         known = {unit.unit: unit for unit in found.units}
         if missing := [unit for unit in units if unit not in known]:
             raise InputError(
-                f"Pictures of the units {missing} were asked for. The dissection of {found.at!r} has units 0 to "
-                f"{len(found.units) - 1}."
+                f"Unknown units {missing}. The dissection of {found.at!r} has units 0 to {len(found.units) - 1}."
             )
         chosen = [known[unit] for unit in units]
     if not chosen:
-        raise InputError("Pictures of no unit were asked for. Ask for at least one.")
+        raise InputError("There are no units to draw. Give at least one.")
     return chosen
 
 
@@ -186,8 +176,10 @@ def _rows(maps: Tensor, units: list[int], rotation: Tensor | None) -> Float[Tens
     return maps[:, units] if rotation is None else torch.einsum("uc,nchw->nuhw", rotation.to(maps)[units], maps)
 
 
-def _kept(maps: Maps, needed: list[int], units: list[int], rotation: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """(image, maps of the units) for some images, in their order; everything is read once more."""
+def _images_and_maps(
+    maps: Maps, needed: list[int], units: list[int], rotation: Tensor | None
+) -> list[tuple[Tensor, Tensor]]:
+    """(image, maps of the units) for some images, in their order; all images are read again."""
     found, start = [], 0
     for batch, call in zip(maps, calls(maps.data), strict=True):
         args, kwargs = call
@@ -199,7 +191,7 @@ def _kept(maps: Maps, needed: list[int], units: list[int], rotation: Tensor | No
     return found
 
 
-def _lit(image: Tensor, one: Tensor, threshold: float) -> Float[Tensor, "height width colours"]:
+def _dimmed(image: Tensor, one: Tensor, threshold: float) -> Float[Tensor, "height width colours"]:
     """The image, dimmed where the unit's map, enlarged to its size, is not above the threshold."""
     pixels = scaled_image(image)
     large = functional.interpolate(one[None, None], pixels.shape[:2], mode="bilinear", align_corners=False)[0, 0]

@@ -1,13 +1,13 @@
-"""Stitches: many stitches of one or several runs as a table of places and families."""
+"""`Stitches`: the stitches of one or several runs as a table of stitch points and families."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, Any, overload
 
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError, unknown_name
 from intertwine.lazy import data_frame
 from intertwine.stitch.result import Stitch, draw_penalties, summary
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: What stitches can be ranked by; whether more is better.
+#: The numbers that stitches can be ranked by; whether larger is better.
 RANKED = {
     "accuracy": True, "relative_accuracy": True, "best_accuracy": True,
     "penalty": False, "best_penalty": False, "loss": False, "cross_entropy": False,
 }  # fmt: skip
-#: Behind the number of a place and family where some training broke off, and behind a place with a skip around it.
-BROKEN, AROUND = "!", "*"
+#: Marks in the table: a training that diverged, and a stitch point with skip connections around it.
+DIVERGED, SKIPPED = "!", "*"
 
 
 class Stitches(Sequence[Stitch]):
-    """Stitches in the order they were asked for.
+    """Stitches in the order of the request.
 
-    By number `found[0]`; by place and family `found["layer2", "relu"]`, where there is one of that kind; by anything
-    else `found.select(family="relu", seed=3)`.
+    By number: `found[0]`; by place and family, if there is exactly one: `found["layer2", "relu"]`; by anything else:
+    `found.select(family="relu", seed=3)`.
     """
 
     def __init__(self, stitches: Iterable[Stitch]) -> None:
@@ -52,23 +52,23 @@ class Stitches(Sequence[Stitch]):
         if isinstance(key, slice):
             return Stitches(self._stitches[key])
         if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], str)):
-            raise InputError(f"Stitches were asked for {key!r}. Give a number, a slice, or [place, family].")
+            raise InputError(f"Stitches have no item {key!r}. Give a number, a slice, or [place, family].")
         found = self.select(place=key[0], family=key[1])
         if len(found) > 1:
             raise InputError(
-                f"There are {len(found)} stitches at {key[0]!r} by {key[1]!r}, so the one that was meant is not known. "
-                f"Use .select(place={key[0]!r}, family={key[1]!r}, fit=..., seed=...) or a setting they differ in."
+                f"{len(found)} stitches are at {key[0]!r} by {key[1]!r}. Select one with .select(place={key[0]!r}, "
+                f"family={key[1]!r}, fit=..., seed=...) or a setting that differs."
             )
         return found[0]
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where networks were cut, each once."""
+        """The stitch points as text, each once."""
         return tuple(dict.fromkeys(stitch.place for stitch in self))
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The families, each once, told apart by what else the stitches differ in, such as the fit; seeds aside."""
+        """The families, each once, with the fit and settings in which stitches of one family differ, except for the seed."""
         return tuple(dict.fromkeys(self._labels.values()))
 
     def named(self) -> Iterator[tuple[Stitch, str]]:
@@ -77,14 +77,16 @@ class Stitches(Sequence[Stitch]):
 
     @cached_property
     def _labels(self) -> dict[int, str]:
-        """Stitch → what stands above its column."""
+        """Id of a stitch → the head of its column."""
         several = len({stitch.fit for stitch in self}) > 1
         groups: dict[tuple[str, str], list[Stitch]] = {}
         for stitch in self:
             groups.setdefault((stitch.family, stitch.fit), []).append(stitch)
         found = {}
         for (family, fit), group in groups.items():
-            differing = _differing([stitch.settings for stitch in group])
+            names = dict.fromkeys(name for stitch in group for name in stitch.settings if name != "seed")
+            first = group[0].settings
+            differing = [n for n in names if any(stitch.settings.get(n) != first.get(n) for stitch in group)]
             for stitch in group:
                 words = [f"{name}={stitch.settings.get(name)}" for name in differing]
                 found[id(stitch)] = " ".join([family, *([fit] if several else []), *words])
@@ -99,56 +101,49 @@ class Stitches(Sequence[Stitch]):
         self, place: str | tuple[str, str] | None = None, family: str | None = None, fit: str | None = None,
         **settings: Any,
     ) -> Stitches:  # fmt: skip
-        """The stitches at a place, of a family, fitted in a way or with some settings.
+        """The stitches at a place, of a family, with a fit or some settings.
 
         Args:
-            place: as in `.places`, or the paths in both networks.
+            place: as in `.places`, or the paths in both networks. family, fit: as of a stitch. settings: by name.
 
         Raises:
-            InputError: there are none.
+            InputError: no stitch matches.
         """
         if isinstance(place, tuple):
             place = place[0] if place[0] == place[1] else f"{place[0]} into {place[1]}"
-        asked = {"place": place, "family": family, "fit": fit}
-        for name, wanted, known in (("place", place, self.places), ("family", family, self.families)):
-            if wanted is not None and wanted not in known:
-                raise InputError(
-                    f"There is no stitch with {name} {wanted!r}. {did_you_mean(wanted, known)}There are: "
-                    f"{', '.join(known) or 'none'}."
-                )
+        wanted = {"place": place, "family": family, "fit": fit}
+        for name, value, known in (("place", place, self.places), ("family", family, self.families)):
+            if value is not None and value not in known:
+                raise InputError(unknown_name(name, value, known or ["none"]))
         found = [
             stitch
             for stitch in self
-            if all(value is None or getattr(stitch, name) == value for name, value in asked.items())
+            if all(value is None or getattr(stitch, name) == value for name, value in wanted.items())
             and all(name in stitch.settings and stitch.settings[name] == value for name, value in settings.items())
         ]
         if not found:
-            wishes = {name: value for name, value in asked.items() if value is not None} | settings
-            raise InputError(f"None of the {len(self)} stitches has {wishes}. Ask for less, or see .to_rows().")
+            given = {name: value for name, value in wanted.items() if value is not None} | settings
+            raise InputError(f"None of the {len(self)} stitches has {given}. Select by less, or see .to_rows().")
         return Stitches(found)
 
     def best(self, by: str = "accuracy") -> Stitch:
         """The best stitch by one of its numbers: accuracy, penalty, relative_accuracy, loss, cross_entropy, ..."""
         if by not in RANKED:
-            raise InputError(
-                f"Stitches were to be ranked by {by!r}. {did_you_mean(by, RANKED)}Use {', '.join(RANKED)}."
-            )
+            raise InputError(unknown_name("number to rank by", by, RANKED))
         values = [(value, i) for i, stitch in enumerate(self) if (value := number(stitch, by)) is not None]
         if not values:
-            advice = "Rank by 'loss'." if self._unscored is None else f"They were not scored: {self._unscored}"
+            advice = "Rank by 'loss'." if self._unscored is None else f"They are not scored: {self._unscored}"
             raise InputError(f"None of the {len(self)} stitches has a number for {by!r}. {advice}")
         sign = 1 if RANKED[by] else -1
         return self._stitches[max(values, key=lambda pair: (sign * pair[0], -pair[1]))[1]]
 
     @property
     def _unscored(self) -> str | None:
-        """Why the first stitch without scores has none."""
+        """The first reason for which a stitch has no scores."""
         return next((stitch.scores.unscored for stitch in self if stitch.scores.unscored is not None), None)
 
-    # -- tables --------------------------------------------------------------------------------------------------------
-
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row per stitch, as plain data: what `Stitch.to_dict` has, flat, without the history."""
+        """One row per stitch, as plain data: `Stitch.to_dict`, flat, without the history."""
         return [_flat(stitch.to_dict()) for stitch in self]
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,7 +155,7 @@ class Stitches(Sequence[Stitch]):
         return data_frame(self.to_rows())
 
     def table(self, what: str | None = None) -> dict[tuple[str, str], list[float]]:
-        """(place, kind) → a number of each stitch there; penalty where None is asked for, loss if there are none."""
+        """(place, kind) → a number of each stitch there; by default the first of penalty, accuracy and loss that exists."""
         chosen = what or self._what()
         found: dict[tuple[str, str], list[float]] = {}
         for stitch, kind in self.named():
@@ -174,9 +169,9 @@ class Stitches(Sequence[Stitch]):
         )
 
     def plot(self, what: str | None = None) -> Figure:
-        """Penalties per place, one line per kind, whiskers of one deviation where there are several of a kind.
+        """Penalties per place, one line per kind, with whiskers of one standard deviation if there are several of a kind.
 
-        A place inside a residual block, with values that go around the cut, is marked with a star.
+        A star marks a place inside a residual block, whose skip connection goes around the stitch.
         """
         starred = {stitch.place: _starred(stitch) for stitch in self}
         table = {(starred[place], kind): values for (place, kind), values in self.table(what).items()}
@@ -187,22 +182,24 @@ class Stitches(Sequence[Stitch]):
         return "\n".join([f"Stitches({head})", *lines])
 
     def words(self) -> list[str]:
-        """What there is, the table of it line by line, and what to know about it."""
+        """The count, the table line by line, and notes."""
         if not self:
             return ["none"]
         what = self._what()
         table = self.table(what)
-        broken = {(stitch.place, kind) for stitch, kind in self.named() if stitch.diverged is not None}
+        diverged = {(stitch.place, kind) for stitch, kind in self.named() if stitch.diverged is not None}
         lines = [["", *self.kinds]]
         for place in self.places:
-            cells = [_cell(table.get((place, kind)), (place, kind) in broken) for kind in self.kinds]
+            cells = [_cell(table.get((place, kind)), (place, kind) in diverged) for kind in self.kinds]
             lines.append([_starred(next(s for s in self if s.place == place)), *cells])
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        drawn = ["  ".join(_justified(line, widths)).rstrip() for line in lines]
+        drawn = [
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
+        ]
         several = ", mean ± deviation" if max(map(len, table.values()), default=1) > 1 else ""
-        notes = [f"{BROKEN} training broke off: see .diverged"] if broken else []
-        if any(_starred(stitch).endswith(AROUND) for stitch in self):
-            notes.append(f"{AROUND} values go around the cut")
+        notes = [f"{DIVERGED} training diverged: see .diverged"] if diverged else []
+        if any(_starred(stitch).endswith(SKIPPED) for stitch in self):
+            notes.append(f"{SKIPPED} a skip connection goes around the stitch")
         if self._unscored is not None:
             notes.append(f"not scored: {self._unscored}")
         count = f"{len(self)} stitch{'es' if len(self) > 1 else ''}"
@@ -210,31 +207,21 @@ class Stitches(Sequence[Stitch]):
 
 
 def number(stitch: Stitch, name: str) -> float | None:
-    """A number of a stitch by its name; None where it has none."""
+    """A number of a stitch by its name, or None."""
     value = stitch.scores.loss if name == "loss" else getattr(stitch, name)
     return None if value is None or not isfinite(value) else float(value)
 
 
-def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings in which some differ, but for the seed."""
-    names = dict.fromkeys(name for one in settings for name in one if name != "seed")
-    return [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]
-
-
 def _starred(stitch: Stitch) -> str:
-    return stitch.place + (AROUND if stitch.cut.skip != "none" else "")
+    return stitch.place + (SKIPPED if stitch.point.skip != "none" else "")
 
 
-def _cell(values: Sequence[float] | None, broken: bool) -> str:
-    mark = BROKEN if broken else ""
+def _cell(values: Sequence[float] | None, diverged: bool) -> str:
+    mark = DIVERGED if diverged else ""
     if not values:
         return f"–{mark}"
     mean, spread = summary(values)
     return f"{mean:.4f}{mark}" if len(values) == 1 else f"{mean:.4f} ± {spread:.4f}{mark}"
-
-
-def _justified(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    return [cells[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
 
 
 def _flat(found: dict[str, Any]) -> dict[str, Any]:

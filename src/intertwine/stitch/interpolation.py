@@ -1,7 +1,7 @@
-"""Between two stitches of one cut: the straight line of maps, and how well the networks along it do.
+"""The line between two stitches at one point: interpolated maps, and the scores of the stitched networks along it.
 
-Where two good stitches are joined by a line of good ones, they are two answers to one question; on early layers of
-small networks that was seen to fail (Csiszárik et al. 2021, their Experiment 6).
+If all stitches on the line are good, both ends are in one connected set of solutions; on early layers of small networks
+they are not (Csiszárik et al. 2021, Experiment 6).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StitchPath:
-    """What `along` found.
+    """The result of `along`.
 
     Attributes:
         shares: of the first stitch, from 1 to 0. scores: of the stitched network at each.
-        first, second: what the two ends are.
+        first, second: the families of the two ends.
     """
 
     shares: tuple[float, ...]
@@ -49,7 +49,7 @@ class StitchPath:
 
     @property
     def lowest(self) -> float | None:
-        """The lowest relative accuracy on the line, ends included; the paper asks for 0.8."""
+        """The lowest relative accuracy on the line, ends included; the paper requires 0.8."""
         known = [value for value in self.relative_accuracy if value is not None]
         return min(known) if known else None
 
@@ -63,7 +63,7 @@ class StitchPath:
         return {"first": self.first, "second": self.second, "lowest": self.lowest, "points": self.to_rows()}
 
     def plot(self) -> Figure:
-        """Relative accuracy along the line, or the loss where there is none."""
+        """Relative accuracy along the line, or the loss if there is none."""
         figure = new_figure(4.2, 3.2)
         axes = figure.subplots()
         known = self.lowest is not None
@@ -77,13 +77,14 @@ class StitchPath:
 
     def __repr__(self) -> str:
         low = "" if self.lowest is None else f", relative accuracy at least {self.lowest:.4f}"
-        return f"Between({self.first} and {self.second}: {len(self.shares)} points{low})"
+        return f"StitchPath({self.first} and {self.second}: {len(self.shares)} points{low})"
 
 
 def interpolate(first: LinearMap, second: LinearMap, share: float) -> LinearMap:
-    """`share` of the first map and the rest of the second: λM₁ + (1 − λ)M₂, and the biases alike.
+    """λM₁ + (1 − λ)M₂ and the same for the biases, where λ is `share`; a missing bias counts as zero.
 
-    A bias that is not there counts as zero.
+    Args:
+        first, second: maps between the same numbers of channels. share: of the first map.
 
     Example:
         >>> import torch
@@ -93,7 +94,7 @@ def interpolate(first: LinearMap, second: LinearMap, share: float) -> LinearMap:
     """
     if first.matrix.shape != second.matrix.shape:
         raise MismatchError(
-            f"Between {first!r} and {second!r} there is no line: they map different channels. Give stitches of one cut."
+            f"{first!r} and {second!r} cannot be interpolated: they map different channels. Give stitches at one point."
         )
 
     def mixed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -109,16 +110,16 @@ def interpolate(first: LinearMap, second: LinearMap, share: float) -> LinearMap:
 def along(
     first: Stitch, second: Stitch, data: Any, points: int = 11, *, loss: Loss | None = None, together: int = 4
 ) -> StitchPath:
-    """Score the stitched networks on the line between two stitches of one cut.
+    """Score the stitched networks on the line between two stitches at one point.
 
     Args:
-        first, second: of the same networks at the same place. data: batches of (inputs, targets), read once.
-        points: both ends included. loss: of (outputs, targets); cross-entropy where None.
+        first, second: of the same networks at the same point. data: batches of (inputs, targets), read once.
+        points: both ends included. loss: of (outputs, targets); cross-entropy by default.
         together: how many networks share one run of the back.
 
     Raises:
-        MismatchError: stitches of other networks or places. InputError: fewer than two points, or stitches with
-            BatchNorm statistics of their own, as between them there are none.
+        MismatchError: stitches of other networks or points. InputError: fewer than two points, or stitches with
+            BatchNorm statistics of their own, which cannot be interpolated.
 
     Example:
         >>> import torch, intertwine
@@ -129,42 +130,40 @@ def along(
         1.0
     """
     if points < 2 or together < 1:
-        raise InputError(f"points={points} and together={together} were asked for; give at least 2 and 1.")
+        raise InputError(f"points must be at least 2 and together at least 1, but they are {points} and {together}.")
     model = _common(first, second)
     shares = tuple(torch.linspace(1, 0, points, dtype=torch.float64).tolist())
     maps = [interpolate(first.map, second.map, share) for share in shares]
     groups = [range(i, min(i + together, points)) for i in range(0, points, together)]
     scorers = [Scorer(len(group), loss) for group in groups]
-    splice, cut = model.splice, model.number
-    with torch.no_grad(), splice.running():
-        for batch in labelled_batches(data, splice.back_model):
-            (arrived,) = splice.front(batch.call, [cut])
-            own = run_model(splice.back_model, batch.call)
+    split, index = model.split, model.index
+    with torch.no_grad(), split.running():
+        for batch in labelled_batches(data, split.back_model):
+            (features,) = split.front(batch.call, [index])
+            own = run_model(split.back_model, batch.call)
             for group, scorer in zip(groups, scorers, strict=True):
-                rows = apply_maps(arrived.rows, [maps[i] for i in group])
-                scorer.add(splice.back(cut, rows, arrived, batch.call, copies=len(group)), own, batch.targets)
+                rows = apply_maps(features.rows, [maps[i] for i in group])
+                scorer.add(split.back(index, rows, features, batch.call, copies=len(group)), own, batch.targets)
     scores = [one for scorer in scorers for one in scorer.scores()]
     return StitchPath(shares, tuple(scores), first.family, second.family)
 
 
 def _common(first: Stitch, second: Stitch) -> StitchedNetwork:
-    """The first network, where both are stitched networks of the same halves."""
+    """The first network, if both are stitched networks of the same pair at the same point."""
     a, b = first.model, second.model
     if not isinstance(a, StitchedNetwork) or not isinstance(b, StitchedNetwork):
         kinds = " and ".join(type(model).__name__ for model in (a, b))
-        raise InputError(f"A line leads from one stitched network to another; found {kinds}. Give what stitch() gave.")
-    halves = [(one.splice.front_model, one.splice.back_model) for one in (a, b)]
-    same = all(x is y for x, y in zip(*halves, strict=True))
-    if not same or (first.cut.front, first.cut.back, first.cut.skip) != (
-        second.cut.front, second.cut.back, second.cut.skip
-    ):  # fmt: skip
+        raise InputError(f"Interpolation needs two stitched networks, but found {kinds}. Give results of stitch().")
+    same = a.split.front_model is b.split.front_model and a.split.back_model is b.split.back_model
+    one, two = first.point, second.point
+    if not same or (one.front, one.back, one.skip) != (two.front, two.back, two.skip):
         raise MismatchError(
-            f"Between a stitch at {first.place} and one at {second.place} there is no line, unless both join the same "
-            "two networks at the same place. Give stitches of one pair and one cut."
+            f"A stitch at {first.place} and one at {second.place} cannot be interpolated: both must join the same two "
+            "networks at the same point. Give stitches of one pair at one point."
         )
     if a.statistics is not None or b.statistics is not None:
         raise InputError(
-            "The stitches have BatchNorm statistics of their own (norm='adapt'), and between them there are none. Fit "
-            "them with norm='frozen'."
+            "The stitches have BatchNorm statistics of their own (norm='adapt'), which cannot be interpolated. Fit them "
+            "with norm='frozen'."
         )
     return a

@@ -1,13 +1,13 @@
-"""Where features meet: any tensor as rows at the positions of another network, and rows as that network's tensor.
+"""Features as rows at the positions of another network, and rows back as that network's tensor.
 
 Rows are (samples, positions, channels). Positions of an image are read line by line. Where two networks differ:
 
     grid → grid       of another resolution: resized
-    grid → tokens     one token per position; leading tokens beyond these, such as a class token, get the mean
-    tokens → grid     leading extra tokens are left out
-    tokens → tokens   images of another number of patches: resized, the class token kept apart
+    grid → tokens     one token per position; extra leading tokens, such as a class token, get the mean
+    tokens → grid     extra leading tokens are dropped
+    tokens → tokens   images of another number of patches: resized, except for the class token
     grid, tokens → a vector   the mean over positions
-    a vector → grid, tokens   refused: a vector does not say what stands where
+    a vector → grid, tokens   refused: a vector has no positions
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt, prod
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from intertwine.argument_types import Float
-from intertwine.errors import InputError, MismatchError, did_you_mean
+from intertwine.errors import MismatchError
 
 RESIZES = ("bilinear", "nearest", "area")
-EXTRA = 8  # leading tokens that may belong to no position: class token, distillation token, registers
-_SMOOTH = {1: "linear", 2: "bilinear", 3: "trilinear"}  # what "bilinear" is called by the number of axes
+EXTRA = 8  # leading tokens without a position at most: class token, distillation token, registers
+_SMOOTH = {1: "linear", 2: "bilinear", 3: "trilinear"}  # number of axes → the name of "bilinear" in torch
 
 
 @dataclass(frozen=True)
 class FeatureForm:
-    """The form of a tensor at a cut: its layout (see `intertwine.data.layouts`) and its sizes."""
+    """The form of a tensor at a stitch point: its layout (see `intertwine.data.layouts`) and its sizes."""
 
     layout: str
     shape: tuple[int, ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the axes of positions and tokens."""
+        """The sizes of the axes of positions and tokens."""
         return tuple(size for letter, size in zip(self.layout, self.shape, strict=True) if letter in "pt")
 
     @property
@@ -55,17 +56,6 @@ class FeatureForm:
         return f"{names[self.kind]} with {self.channels} channels"
 
 
-def check_resize(resize: str) -> None:
-    """Refuse a way of resizing that there is not."""
-    if resize not in RESIZES:
-        raise InputError(
-            f"resize={resize!r} was asked for. {did_you_mean(resize, RESIZES)}The ways are {', '.join(RESIZES)}."
-        )
-
-
-# -- one tensor --------------------------------------------------------------------------------------------------------
-
-
 def to_rows(x: Tensor, layout: str) -> Float[Tensor, "samples positions channels"]:
     """A tensor as rows.
 
@@ -78,23 +68,22 @@ def to_rows(x: Tensor, layout: str) -> Float[Tensor, "samples positions channels
     return x.permute(order).reshape(sizes[0], prod(sizes[1 : 1 + places]), prod(sizes[1 + places :]))
 
 
-def from_rows(rows: Float[Tensor, "samples positions channels"], spot: FeatureForm) -> Tensor:
-    """Rows as a tensor of a given form; a new tensor, whose memory is its own.
+def from_rows(rows: Float[Tensor, "samples positions channels"], form: FeatureForm) -> Tensor:
+    """Rows as a new tensor of a given form.
 
     >>> x = torch.randn(2, 3, 4, 5)
     >>> torch.equal(from_rows(to_rows(x, "ncpp"), FeatureForm("ncpp", (2, 3, 4, 5))), x)
     True
     """
-    order = _order(spot.layout)
-    shaped = rows.reshape(len(rows), *(spot.shape[i] for i in order[1:]))
+    order = _order(form.layout)
+    shaped = rows.reshape(len(rows), *(form.shape[i] for i in order[1:]))
     back = [order.index(i) for i in range(len(order))]
     return shaped.permute(back).clone(memory_format=torch.contiguous_format)
 
 
 def _order(layout: str) -> list[int]:
     """Samples, then positions and tokens, then channels."""
-    kinds = ("n", "pt", "c")
-    return [i for kind in kinds for i, letter in enumerate(layout) if letter in kind]
+    return [i for kind in ("n", "pt", "c") for i, letter in enumerate(layout) if letter in kind]
 
 
 # -- two tensors -------------------------------------------------------------------------------------------------------
@@ -103,7 +92,7 @@ def _order(layout: str) -> list[int]:
 def resize_rows(
     rows: Float[Tensor, "samples positions channels"], front: FeatureForm, back: FeatureForm, resize: str = "bilinear"
 ) -> Float[Tensor, "samples places channels"]:
-    """The rows of one network at the positions of another; see the head of this module.
+    """The rows of one network at the positions of another; see the table of this module.
 
     >>> rows = to_rows(torch.arange(16.0).reshape(1, 1, 4, 4), "ncpp")
     >>> resize_rows(rows, FeatureForm("ncpp", (1, 1, 4, 4)), FeatureForm("ncpp", (1, 7, 2, 2)), "area").flatten()
@@ -113,8 +102,8 @@ def resize_rows(
         return rows if front.kind == "vector" else rows.mean(1, keepdim=True)
     if front.kind == "vector":
         raise MismatchError(
-            f"The front has {front} at its cut and the back {back}: a vector does not say what stands where. Cut the "
-            "front before it pools or flattens its positions, or the back behind."
+            f"The front has {front}, and the back {back}: a vector has no positions. Choose a layer of the front before it "
+            "pools or flattens its positions, or a layer of the back after that."
         )
     if front.sizes == back.sizes or (front.kind != back.kind and prod(front.sizes) == prod(back.sizes)):
         return rows
@@ -127,11 +116,7 @@ def resize_rows(
     if back.kind == "grid":
         extra, sizes = _patches(front, back.sizes, front, back)
         return _resized(rows[:, extra:], sizes, back.sizes, resize, front, back)
-    return _between_tokens(rows, front, back, resize)
-
-
-def _between_tokens(rows: Tensor, front: FeatureForm, back: FeatureForm, resize: str) -> Tensor:
-    (given, sizes), (wanted, others) = (_patches(spot, (1, 1), front, back, most=1) for spot in (front, back))
+    (given, sizes), (wanted, others) = (_patches(form, (1, 1), front, back, most=1) for form in (front, back))
     grid = _resized(rows[:, given:], sizes, others, resize, front, back)
     if not wanted:
         return grid
@@ -141,26 +126,22 @@ def _between_tokens(rows: Tensor, front: FeatureForm, back: FeatureForm, resize:
 def _patches(
     tokens: FeatureForm, like: Sequence[int], front: FeatureForm, back: FeatureForm, most: int = EXTRA
 ) -> tuple[int, tuple[int, ...]]:
-    """How many leading tokens belong to no position, and the grid of the others; its sides are to each other as given.
+    """How many leading tokens have no position, and the grid of the others, whose sides have the ratio of `like`.
 
-    The fewest leading tokens are taken that leave such a grid. Signals, which have one axis, fit any number of tokens:
-    there only one token more than positions is taken for a class token.
+    As few tokens as possible are leading. Signals, which have one axis, match any number of tokens: there, one token more
+    than positions counts as a class token.
     """
     count = prod(tokens.sizes)
     if len(like) == 1:
         extra = int(count == like[0] + 1)
         return extra, (count - extra,)
     for extra in range(min(most, count - 1) + 1):
-        if len(like) == 2 and (found := _sides(count - extra, like)):
-            return extra, found
-    raise _unlike(front, back, f"{count} tokens are no such grid with up to {most} tokens before it")
-
-
-def _sides(count: int, like: Sequence[int]) -> tuple[int, int] | None:
-    """The sides of a grid of so many positions, whose ratio is that of another grid."""
-    height = isqrt(count * like[0] // like[1])
-    fits = height > 0 and count % height == 0 and height * like[1] == (count // height) * like[0]
-    return (height, count // height) if fits else None
+        if len(like) == 2:
+            size = count - extra
+            height = isqrt(size * like[0] // like[1])
+            if height > 0 and size % height == 0 and height * like[1] == (size // height) * like[0]:
+                return extra, (height, size // height)
+    raise _unlike(front, back, f"{count} tokens are no such grid with up to {most} leading tokens")
 
 
 def _resized(
@@ -169,17 +150,17 @@ def _resized(
     if tuple(sizes) == tuple(wanted):
         return rows
     if len(sizes) != len(wanted) or len(sizes) not in _SMOOTH:
-        raise _unlike(front, back, "positions along different numbers of axes cannot be resized onto each other")
+        raise _unlike(front, back, "positions with different numbers of axes cannot be resized")
     grid = rows.transpose(1, 2).reshape(len(rows), rows.shape[2], *sizes)
+    options: dict[str, Any] = {"mode": resize}
     if resize == "bilinear":
-        grid = functional.interpolate(grid, tuple(wanted), mode=_SMOOTH[len(sizes)], align_corners=False)
-    else:
-        grid = functional.interpolate(grid, tuple(wanted), mode=resize)
+        options = {"mode": _SMOOTH[len(sizes)], "align_corners": False}
+    grid = functional.interpolate(grid, tuple(wanted), **options)
     return grid.flatten(2).transpose(1, 2)
 
 
 def _unlike(front: FeatureForm, back: FeatureForm, why: str) -> MismatchError:
     return MismatchError(
-        f"The front has {front} at its cut and the back {back}, and {why}. Cut at places whose positions fit, behind a "
-        "pooling of the back for example, or say with layouts={path: 'ncpp'} what the axes are."
+        f"The front has {front}, and the back {back}: {why}. Choose layers with matching positions, for example after a "
+        "pooling of the back, or name the axes with layouts={path: 'ncpp'}."
     )

@@ -1,5 +1,5 @@
-"""`Stitch`, the result of one fit: accuracies and penalty, rank, sparsity and closeness of its matrix to known groups,
-and plots.
+"""`Stitch`, the result of one fit: accuracies and penalty; rank and sparsity of its matrix, and its distance to known
+groups; and plots.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# What kind of matrix a stitch is: its rank, its sparsity, and how far it is from permutations and rotations.
-
-
 #: Singular values below this share of the largest count as zero.
 RANK_TOLERANCE = 1e-5
 #: Entries up to this size count as zero, as in Godfrey et al.; Csiszárik et al. have 1e-4.
@@ -39,17 +35,17 @@ SPARSE = 1e-3
 
 @dataclass(frozen=True)
 class Closeness:
-    """How far a matrix is from the nearest member of some groups, as a share of its own Frobenius norm.
+    """The distance of a matrix to the nearest member of some groups, as a share of its own Frobenius norm.
 
-    0 for a member; exactly so for permutations and scaled permutations. None throughout for a matrix of zeros. Where
-    widths differ, the members are those with one entry in every row or column of the shorter side, and matrices with
-    orthonormal rows or columns.
+    0 for a member, exactly for permutations and scaled permutations. All are None for a matrix of zeros. Where widths
+    differ, members have one entry in every row or column of the shorter side, or orthonormal rows or columns.
 
     Attributes:
         relu: to a permutation times positive scales, the group of ReLU. permutation: to a permutation.
-        orthogonal: to a rotation or reflection; for members what rounding leaves.
-        largest: the mean over rows of the largest entry, once columns and then rows of |M| sum to 1. That undoes the
-            scales: of M = P·D with P doubly stochastic it is the mean largest entry of a row of P, and 1 for the group.
+        orthogonal: to a rotation or reflection; not exactly 0 for members, because of rounding.
+        largest: the mean over rows of the largest entry, after columns and then rows of |M| are scaled to sum to 1. That
+            removes the scales: for M = P·D with P doubly stochastic it is the mean largest entry of a row of P, and 1 for
+            a member of the group.
     """
 
     relu: float | None
@@ -63,14 +59,14 @@ class Closeness:
 
 
 def closeness(matrix: Float[Tensor, "out in"]) -> Closeness:
-    """How near a matrix is to the groups that stitches are taken from.
+    """The distances of a matrix to the groups of the families.
 
     >>> import torch
     >>> found = closeness(torch.tensor([[0.0, 3.0], [0.5, 0.0]]))
     >>> found.relu, found.largest, round(found.permutation, 3)
     (0.0, 1.0, 0.678)
     """
-    m = _checked(matrix)
+    m = _finite(matrix)
     norm = torch.linalg.matrix_norm(m)
     if not norm:
         return Closeness(None, None, None, None)
@@ -94,36 +90,36 @@ def closeness(matrix: Float[Tensor, "out in"]) -> Closeness:
 
 
 def rank(matrix: Float[Tensor, "out in"], tolerance: float = RANK_TOLERANCE) -> int:
-    """How many singular values rise above `tolerance` times the largest.
+    """The number of singular values above `tolerance` times the largest.
 
     >>> import torch
     >>> rank(torch.ones(3, 5)), rank(torch.diag(torch.tensor([1.0, 1e-3, 1e-8]))), rank(torch.zeros(2, 2))
     (1, 2, 0)
     """
-    values = torch.linalg.svdvals(_checked(matrix))
+    values = torch.linalg.svdvals(_finite(matrix))
     return int((values > tolerance * values.max()).sum())
 
 
 def sparsity(matrix: Float[Tensor, "out in"], threshold: float = SPARSE) -> float:
-    """The share of entries that are no larger than `threshold`.
+    """The share of entries whose size is at most `threshold`.
 
     >>> import torch
     >>> sparsity(torch.eye(4)), sparsity(torch.tensor([[1.0, -1e-3], [2e-3, 0.0]]))
     (0.75, 0.5)
     """
-    # in the precision of the matrix: an entry that was set to the threshold counts
+    # in the precision of the matrix, so that an entry equal to the threshold counts
     return float((matrix.detach().abs() <= torch.tensor(threshold, dtype=matrix.dtype)).double().mean())
 
 
-def sorted_for_the_eye(matrix: Float[Tensor, "out in"]) -> tuple[Int[Tensor, " out"], Int[Tensor, " in"]]:
-    """Orders of rows and columns that bring the best matched entries onto the diagonal, largest first.
+def display_order(matrix: Float[Tensor, "out in"]) -> tuple[Int[Tensor, " out"], Int[Tensor, " in"]]:
+    """Orders of rows and columns that put matched entries on the diagonal, largest first.
 
     >>> import torch
-    >>> rows, columns = sorted_for_the_eye(torch.tensor([[0.0, 3.0, 0.1], [5.0, 0.0, 0.0]]))
+    >>> rows, columns = display_order(torch.tensor([[0.0, 3.0, 0.1], [5.0, 0.0, 0.0]]))
     >>> rows.tolist(), columns.tolist()
     ([1, 0], [0, 1, 2])
     """
-    squares = _checked(matrix).square()
+    squares = _finite(matrix).square()
     rows, columns = _assigned(squares)
     first = squares[rows, columns].argsort(descending=True, stable=True)
 
@@ -143,32 +139,28 @@ def _assigned(gain: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(rows), torch.from_numpy(columns)
 
 
-def _checked(matrix: Tensor) -> Tensor:
+def _finite(matrix: Tensor) -> Tensor:
     m = matrix.detach().double().cpu()
     if not bool(m.isfinite().all()):
         raise InputError(
-            "The matrix of the stitch has entries that are not finite, so it has no rank and no nearest member of a "
-            "group. The training diverged: see .diverged; lower the rate or the penalty."
+            "The matrix of the stitch has NaN or infinite entries, so it has no rank and no nearest member of a group. The "
+            "training diverged: see .diverged, and lower the rate or the penalty."
         )
     return m
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pictures of stitches: a matrix sorted for the eye, what was recorded while training, and penalties per layer.
-
-
-#: What a record is placed by, the first of these that it has.
+#: The horizontal axis of a record: the first of these that it has.
 CLOCKS = ("step", "epoch")
-#: Lines of a panel, each seen below those that are drawn later.
+#: Lines of a panel, thinner and thinner, so that equal ones remain visible.
 LINES = (("-", 3.0), ("--", 1.5), (":", 1.5), ("-.", 1.5))
-#: Lines that share a panel, by the words in their names.
+#: Panel → words in the names of its lines.
 PANELS = {"accuracy": ("accuracy",), "loss": ("loss", "cross_entropy"), "similarity": ("cka", "r2", "cca")}
 
 
 def draw_stitch(
     matrix: Float[Tensor, "out in"], title: str, history: Sequence[Mapping[str, Any]] = ()
 ) -> Figure:  # fmt: skip
-    """A heat map of a matrix, and one panel for each kind of number that the history has more than once.
+    """A heat map of a matrix, and one panel per kind of number that occurs repeatedly in the history.
 
     >>> import torch
     >>> figure = draw_stitch(torch.eye(3), "identity", [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.4}])
@@ -195,9 +187,11 @@ def draw_stitch(
 def _heat_map(axes: Axes, matrix: Tensor, title: str) -> None:
     values = matrix.detach().double().cpu()
     if bool(values.isfinite().all()):
-        rows, columns = sorted_for_the_eye(values)
+        rows, columns = display_order(values)
         values = values[rows][:, columns]
-    edge, most = _edge(values)
+    strongest = values.abs().nan_to_num(0.0, 0.0, 0.0).amax(1) if values.numel() else torch.zeros(1)
+    most = float(strongest.max())
+    edge = float(strongest.median()) or most or 1.0  # outliers beyond a typical row would pale the rest
     picture = axes.imshow(values.numpy(), cmap="RdBu_r", vmin=-edge, vmax=edge, aspect="auto", interpolation="nearest")
     axes.set_title(title, fontsize=9)
     axes.set_xlabel("front channels, in the order of their partners", fontsize=8)
@@ -207,21 +201,8 @@ def _heat_map(axes: Axes, matrix: Tensor, title: str) -> None:
     bar.colorbar(picture, ax=axes, shrink=0.8, extend="both" if most > edge else "neither")
 
 
-def _edge(values: Tensor) -> tuple[float, float]:
-    """The value of the full colour, the strongest of a middle row, as outliers would pale the rest; and the largest.
-
-    >>> _edge(torch.tensor([[0.0, 1.0], [-2.0, 0.0], [0.0, 9.0]]))
-    (2.0, 9.0)
-    """
-    if not values.numel():
-        return 1.0, 0.0
-    strongest = values.abs().nan_to_num(0.0, 0.0, 0.0).amax(1)
-    most = float(strongest.max())
-    return float(strongest.median()) or most or 1.0, most
-
-
 def curves(history: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, tuple[list[float], list[float]]]]:
-    """(Panel, clock) → line → (times, values) of a history whose records need not all have the same names.
+    """(Panel, clock) → line → (times, values) of a history; its records may have different names.
 
     >>> curves([{"step": 0, "r2": 0.1}, {"epoch": 1, "loss": 2.0}, {"step": 9, "r2": 0.3}])["similarity", "step"]
     {'r2': ([0.0, 9.0], [0.1, 0.3])}
@@ -240,10 +221,10 @@ def curves(history: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[s
 
 
 def draw_penalties(table: Mapping[tuple[str, str], Sequence[float]], what: str) -> Figure:
-    """One line per family over the places of the cuts; whiskers are one standard deviation to each side.
+    """One line per family over the stitch points; whiskers are one standard deviation to each side.
 
     Args:
-        table: (place, family) → one value per stitch. what: is on the vertical axis.
+        table: (place, family) → one value per stitch. what: the label of the vertical axis.
 
     >>> figure = draw_penalties({("layer1", "relu"): [0.1, 0.2], ("layer2", "relu"): [0.3]}, "penalty")
     >>> figure.axes[0].get_ylabel()
@@ -254,14 +235,14 @@ def draw_penalties(table: Mapping[tuple[str, str], Sequence[float]], what: str) 
     axes = figure.subplots()
     for i, family in enumerate(families):
         held = [(x, summary(table[place, family])) for x, place in enumerate(places) if table.get((place, family))]
-        beside = 0.06 * (i - (len(families) - 1) / 2)  # whiskers of two families would lie on each other
+        beside = 0.06 * (i - (len(families) - 1) / 2)  # so that whiskers of two families do not overlap
         axes.errorbar(
             [x + beside for x, _ in held], [mean for _, (mean, _) in held], [spread for _, (_, spread) in held],
             label=family, marker="o", markersize=4, capsize=3, linewidth=1.2,
         )  # fmt: skip
     axes.set_xticks(range(len(places)), places, rotation=30 if max(map(len, places), default=0) > 8 else 0, fontsize=8)
     several = any(len(values) > 1 for values in table.values())
-    axes.set_xlabel("cut at" + ("; whiskers: one standard deviation" if several else ""), fontsize=9)
+    axes.set_xlabel("stitch point" + ("; whiskers: one standard deviation" if several else ""), fontsize=9)
     axes.set_ylabel(what, fontsize=9)
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     legend_below(figure)
@@ -270,7 +251,7 @@ def draw_penalties(table: Mapping[tuple[str, str], Sequence[float]], what: str) 
 
 
 def summary(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation (of a sample: n − 1); 0 for a single value.
+    """Mean and standard deviation (with n − 1); 0 for a single value.
 
     >>> summary([1.0, 3.0])
     (2.0, 1.414...)
@@ -279,27 +260,24 @@ def summary(values: Sequence[float]) -> tuple[float, float]:
     return float(numbers.mean()), float(numbers.std()) if len(numbers) > 1 else 0.0
 
 
-# ----------------------------------------------------------------------------------------------------
-# Stitch: what fitting one stitch gave, with everything that is said of it, and `repr`, plain data and pictures.
-
-
 @dataclass(frozen=True, eq=False)
 class Stitch:
     """The front of one network joined to the back of another.
 
     Attributes:
-        model: the stitched network. cut: where the two were cut. family: of the map, as it was asked for.
-        fit: "direct", or "task" where the map was trained. map: what stands between them.
-        scores: of the stitched network, at the last epoch where it was trained.
-        front_accuracy, back_accuracy: of the two networks on the same data; None where the targets are no classes, or
-            not the classes of the front network.
-        history: one mapping per epoch or traced step. settings: every option the fit was made with.
-        best: scores of the best epoch on the same data. Paper 0 reports those; they are chosen by what they report.
-        diverged: what went wrong and what was kept; None where nothing did.
+        model: the stitched network. point: the stitch point. family: the name of the map's family.
+        fit: "direct", or "task" if the map was trained. map: from the front's features to the back's.
+        scores: of the stitched network, at the last epoch if it was trained.
+        front_accuracy, back_accuracy: of the two networks on the same data; None if the targets are not classes, or not
+            the classes of the front network.
+        history: one mapping per epoch or traced step. settings: every option of the fit.
+        best: scores of the best epoch on the same data. Godfrey et al. report these, although the epoch is selected by
+            the reported number.
+        diverged: how the training diverged and which map is kept; None if it did not.
     """
 
     model: nn.Module
-    cut: StitchPoint
+    point: StitchPoint
     family: str
     fit: str
     map: LinearMap
@@ -311,11 +289,9 @@ class Stitch:
     best: StitchScores | None = None
     diverged: str | None = None
 
-    # -- how well it does ----------------------------------------------------------------------------------------------
-
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers of the stitched network, at the last epoch."""
+        """Of the stitched network, at the last epoch."""
         return self.scores.accuracy
 
     @property
@@ -325,30 +301,28 @@ class Stitch:
 
     @property
     def best_accuracy(self) -> float | None:
-        """Of the best epoch; None where epochs were not scored."""
+        """Of the best epoch; None if epochs are not scored."""
         return None if self.best is None else self.best.accuracy
 
     @property
     def best_penalty(self) -> float | None:
-        """Of the best epoch; None where epochs were not scored."""
+        """Of the best epoch; None if epochs are not scored."""
         return None if self.best is None else self._penalty(self.best)
 
     @property
     def relative_accuracy(self) -> float | None:
-        """Accuracy as a multiple of the back network's; None where that has none right."""
+        """Accuracy as a multiple of the back network's; None if that is 0."""
         return self.accuracy / self.back_accuracy if self.accuracy is not None and self.back_accuracy else None
 
     @property
     def cross_entropy(self) -> float | None:
-        """From the answers of the back network to those of the stitched one, per sample."""
+        """From the predictions of the back network to those of the stitched one, per sample."""
         return self.scores.cross_entropy
 
     @property
     def agreement(self) -> dict[str, float] | None:
-        """Shares of answers: "rw" is the back network right and the stitched one wrong."""
+        """Shares of predictions: "rw" is the back network right and the stitched one wrong."""
         return self.scores.agreement
-
-    # -- what kind of map it is ----------------------------------------------------------------------------------------
 
     @property
     def matrix(self) -> Float[Tensor, "out in"]:
@@ -357,36 +331,33 @@ class Stitch:
 
     @cached_property
     def rank(self) -> int:
-        """Singular values above `closeness.RANK_TOLERANCE` of the largest."""
+        """The number of singular values above `RANK_TOLERANCE` of the largest."""
         return rank(self.matrix)
 
     @property
     def sparsity(self) -> float:
-        """Share of entries no larger than the setting "threshold", 1e-3 where there is none."""
+        """Share of entries whose size is at most the setting "threshold", by default 1e-3."""
         return sparsity(self.matrix, self.settings.get("threshold", SPARSE))
 
     @cached_property
     def closeness(self) -> Closeness:
-        """How far the matrix is from permutations with positive scales, permutations and rotations."""
+        """The distances of the matrix to permutations with positive scales, permutations and rotations."""
         return closeness(self.matrix)
 
     @property
     def place(self) -> str:
-        """Where the networks were cut: one path where both have the same.
-
-        Two paths read "layer1 into layer2".
-        """
-        return self.cut.front if self.cut.front == self.cut.back else f"{self.cut.front} into {self.cut.back}"
+        """The stitch point as text: one path if both are the same, else "layer1 into layer2"."""
+        return self.point.front if self.point.front == self.point.back else f"{self.point.front} into {self.point.back}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, without the map's numbers; what is not finite becomes None."""
+        """As plain data, without the map's numbers; NaN and infinity become None."""
         finite = bool(self.matrix.isfinite().all())
         found = {
-            "front": self.cut.front,
-            "back": self.cut.back,
-            "skip": self.cut.skip,
-            "inputs": self.cut.inputs,
-            "outputs": self.cut.outputs,
+            "front": self.point.front,
+            "back": self.point.back,
+            "skip": self.point.skip,
+            "inputs": self.point.inputs,
+            "outputs": self.point.outputs,
             "family": self.family,
             "fit": self.fit,
             "accuracy": self.accuracy,
@@ -411,7 +382,7 @@ class Stitch:
         return plain_data(found)
 
     def plot(self) -> Figure:
-        """The matrix, sorted so that structure shows, and the history where there is one."""
+        """The matrix in `display_order`, and the history if there is one."""
         return draw_stitch(self.matrix, f"{self.family} at {self.place}", self.history)
 
     def __repr__(self) -> str:
@@ -419,7 +390,7 @@ class Stitch:
         if self.fit == "task" and self.best_accuracy is not None:
             penalty = "" if self.best_penalty is None else f", penalty {self.best_penalty:.4f}"
             parts.append(f"best epoch {self.best_accuracy:.4f}{penalty}")
-        parts.append(f"{self.cut.inputs} → {self.cut.outputs} channels")
+        parts.append(f"{self.point.inputs} → {self.point.outputs} channels")
         if self.diverged is not None:
             parts.append(f"diverged: {self.diverged}")
         return f"Stitch({'; '.join(parts)})"
@@ -440,7 +411,7 @@ class Stitch:
 
 
 def plain_data(value: Any) -> Any:
-    """The same as lists, dictionaries, numbers and words; numbers that are not finite become None.
+    """The same as lists, dictionaries, numbers and strings; NaN and infinity become None.
 
     >>> plain_data({"loss": float("nan"), "steps": (1, 2.5)})
     {'loss': None, 'steps': [1, 2.5]}

@@ -1,4 +1,4 @@
-"""How stitched networks are judged: training targets and losses, accuracy and agreement with the back network, and
+"""How stitched networks are scored: accuracy, losses and agreement with the back network; training targets; and the
 similarity of stitched and original features.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite, nan
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,27 +20,21 @@ from intertwine.data.evaluate import IGNORE_INDEX, LOSS_ADVICE, Loss, classes_se
 from intertwine.errors import InputError, MismatchError
 from intertwine.measure.measure import find
 
-# ----------------------------------------------------------------------------------------------------
-# Scores of stitched networks: loss, accuracy, and how they stand to the network whose back they have.
-#
-# Sums stay on the device of the outputs, so that a pass over the data never waits for a number; they are read at the end.
-
-
-#: The agreement table: the first letter is the back network right or wrong, the second the stitched one.
+#: The agreement table: whether the back network (first letter) and the stitched one are right or wrong.
 AGREEMENT = ("rr", "rw", "wr", "ww")
 
 
 @dataclass(frozen=True)
 class StitchScores:
-    """How one network did on some data.
+    """The scores of one network on some data.
 
     Attributes:
-        samples: how many. accuracy: share of right answers; None where the targets are no classes.
-        loss: mean over targets (cross-entropy), or over samples (any other loss); not a number where there is none.
+        samples: how many. accuracy: share of correct predictions; None if the targets are not classes.
+        loss: mean over targets (cross-entropy), or over samples (any other loss); NaN if there is none.
         cross_entropy: to the back network, −Σ p_back log p_stitched: summed over classes, mean over samples. One path
-            of the printed code also averages over classes, which is ten times smaller for ten of them.
-        rr, rw, wr, ww: answers by whether the back network (first letter) and the stitched one are right or wrong.
-        unscored: why nothing is known but the number of samples; None where something is.
+            of the published code also averages over classes, which makes it ten times smaller for ten of them.
+        rr, rw, wr, ww: counts by whether the back network (first letter) and the stitched one are right or wrong.
+        unscored: why only the number of samples is known; None otherwise.
     """
 
     samples: int
@@ -62,21 +56,18 @@ class StitchScores:
 
     @property
     def agreement(self) -> dict[str, float] | None:
-        """The table as shares of all answers, which sum to 1; None where there are no classes."""
+        """The table as shares, which sum to 1; None if there are no classes."""
         counts = {name: getattr(self, name) for name in AGREEMENT}
         answers = None if None in counts.values() else sum(counts.values())
         return None if answers is None else {name: count / answers for name, count in counts.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; a number that is not finite becomes None."""
-        return {
-            name: None if isinstance(value, float) and not isfinite(value) else value
-            for name, value in asdict(self).items()
-        }
+        """As plain data; NaN and infinity become None."""
+        return {n: None if isinstance(v, float) and not isfinite(v) else v for n, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> StitchScores:
-        """What `to_dict` gave.
+        """The scores that `to_dict` turned into plain data.
 
         >>> StitchScores.from_dict(StitchScores(2, None, 0.5, None, None, None, None, None).to_dict()).loss
         0.5
@@ -86,7 +77,7 @@ class StitchScores:
 
     @property
     def rank(self) -> float:
-        """Larger is better: the accuracy, or the loss with the other sign where there are no classes."""
+        """Larger is better: the accuracy, or the negative loss if there are no classes."""
         value = -self.loss if self.accuracy is None else self.accuracy
         return value if isfinite(value) else -inf
 
@@ -94,9 +85,11 @@ class StitchScores:
 class Scorer:
     """Scores of one or many stitched networks over batches.
 
+    Sums stay on the device of the outputs until the scores are read, so that a pass over the data never waits.
+
     Args:
         copies: how many stitches are scored at once. loss: of (outputs, targets), one number or one per sample;
-            cross-entropy where None. must: refuse what has no cross-entropy; else the scores say why they are empty.
+            cross-entropy by default. must: raise if there is no loss to compute; else the scores give the reason.
 
     Example:
         >>> import torch
@@ -109,39 +102,43 @@ class Scorer:
 
     def __init__(self, copies: int = 1, loss: Loss | None = None, must: bool = True) -> None:
         if copies < 1:
-            raise InputError(f"A scorer was asked for {copies} stitches. Give copies=1 or more.")
+            raise InputError(f"copies must be at least 1, but is {copies}.")
         self.copies, self.loss, self.must, self.samples = copies, loss, must, 0
         self.unscored: str | None = None
-        self.classes: bool | None = None  # whether the targets are classes; known from the first batch on
+        self.classes: bool | None = None  # whether the targets are classes; set by the first batch
         self._sums: Tensor | None = None
-        self._seen: Tensor | None = None  # the smallest and the largest class of the targets, on their device
-        self._known = 0
+        self._range: Tensor | None = None  # the smallest and the largest class of the targets, on their device
+        self._classes = 0
 
     @torch.no_grad()
     def add(self, outputs: Any, back: Any, targets: Any, samples: int | None = None) -> None:
-        """Take in a batch.
+        """Add a batch.
 
         Args:
             outputs: of the stitched networks, all samples of the first one, then all of the second (copies·n, ...); a
                 tensor or an object with `.logits`. back: the back network's own outputs on the same n samples.
-            targets: of the n samples. samples: n, where it cannot be read off the targets or the outputs.
+            targets: of the n samples. samples: n, if neither targets nor outputs show it.
         """
         outputs, back = (getattr(value, "logits", value) for value in (outputs, back))
         own = classes_second(back, targets)
         if self.classes is None:
             self.classes = own is not None
         if self.classes is not (own is not None):
-            raise InputError("Some batches have classes as targets and some have not. Give targets of one kind.")
+            raise InputError("Some batches have classes as targets, others do not. Give targets of one kind.")
         if own is None and self.loss is None:
             self.unscored = f"{no_classes(back, targets)} {LOSS_ADVICE}"
             if self.must:
                 raise InputError(self.unscored)
         if samples is None:
             samples = len(targets) if isinstance(targets, Tensor) else len(back)
-        sums = torch.zeros(self.copies, 7, dtype=torch.float64, device=_device(outputs))
+        device = next((x.device for x in tree_leaves(outputs) if isinstance(x, Tensor)), torch.device("cpu"))
+        sums = torch.zeros(self.copies, 7, dtype=torch.float64, device=device)
         if own is not None:
             sums[:, 1:] = self._classified(outputs, own, targets)
-        sums[:, 0] = self._losses(outputs, targets, samples, sums)
+        if self.loss is None:
+            sums[:, 0] = sums[:, 1]
+        else:
+            sums[:, 0] = samples * losses_of(self.loss, outputs, targets, self.copies)
         self._sums = sums if self._sums is None else self._sums.add_(sums)
         self.samples += samples
 
@@ -152,16 +149,16 @@ class Scorer:
         given = classes_second(outputs, many)
         if given is None or given.shape[1:] != own.shape[1:]:
             raise InputError(
-                f"The outputs of {self.copies} stitched networks were to be {self.copies} times the back network's, "
-                f"{tuple(own.shape)}, one after another; found {tuple(outputs.shape)}."
+                f"The outputs of {self.copies} stitched networks must be {self.copies} times as many as the back network's, "
+                f"{tuple(own.shape)}, one network after another, but are {tuple(outputs.shape)}."
             )
-        self._note(targets, own.shape[1])
+        self._check_range(targets, own.shape[1])
         shape = (self.copies, *own.shape)
         stitched = _log_probabilities(given).reshape(shape)
         expected = _log_probabilities(own).exp()
         kept, wanted = targets != IGNORE_INDEX, targets.clamp(0, own.shape[1] - 1)
         loss = -stitched.gather(2, wanted.expand(self.copies, *wanted.shape).unsqueeze(2)).squeeze(2)
-        # a class that the back network gives no chance at all adds nothing, whatever the stitched one says of it
+        # a class that the back network rules out adds nothing, whatever the stitched one predicts
         distance = -torch.where(expected > 0, expected * stitched, 0.0).sum(2)
         right = _right(given, many).reshape(loss.shape)
         own_right = _right(own, targets)
@@ -169,29 +166,25 @@ class Scorer:
         each = torch.stack([loss, distance, *(cell.double() for cell in cells)], -1)
         return torch.where(kept.unsqueeze(-1), each, 0.0).flatten(1, -2).sum(1)
 
-    def _losses(self, outputs: Any, targets: Any, samples: int, sums: Tensor) -> Tensor:
-        """The sum of the loss that was asked for, per stitch."""
-        if self.loss is None:
-            return sums[:, 1]
-        return samples * losses_of(self.loss, outputs, targets, self.copies)
-
-    def _note(self, targets: Tensor, classes: int) -> None:
-        """Remember the range of the targets; it is looked at when the scores are read, so that nothing waits here."""
-        self._known = classes
-        seen = _range(targets)
+    def _check_range(self, targets: Tensor, classes: int) -> None:
+        """Check the range of the targets; on a GPU only when the scores are read, so that nothing waits here."""
+        self._classes = classes
+        kept = torch.where(targets == IGNORE_INDEX, 0, targets)
+        found = torch.stack([kept.amin(), kept.amax()])
         if targets.device.type == "cpu":
-            _refuse(seen, classes)
-        elif self._seen is None:
-            self._seen = seen
+            _check_classes(found, classes)
+        elif self._range is None:
+            self._range = found
         else:
-            self._seen = torch.stack([torch.minimum(self._seen[0], seen[0]), torch.maximum(self._seen[1], seen[1])])
+            low, high = torch.minimum(self._range[0], found[0]), torch.maximum(self._range[1], found[1])
+            self._range = torch.stack([low, high])
 
     def scores(self) -> list[StitchScores]:
         """The scores of every stitch, over all batches so far."""
         if self._sums is None:
-            raise InputError("Scores were asked for before any batch was scored. Give data with at least one sample.")
-        if self._seen is not None:
-            _refuse(self._seen, self._known)
+            raise InputError("No batch has been scored. Give data with at least one sample.")
+        if self._range is not None:
+            _check_classes(self._range, self._classes)
         return [self._one(row) for row in self._sums.tolist()]
 
     def _one(self, row: list[float]) -> StitchScores:
@@ -202,28 +195,20 @@ class Scorer:
             return StitchScores(self.samples, None, total / self.samples, None, None, None, None, None)
         answers = sum(cells)
         if not answers:
-            raise InputError("Every target of the data is marked as ignored (-100), so there is nothing to score.")
+            raise InputError("Every target of the data is ignored (-100), so there is nothing to score.")
         rr, rw, wr, ww = map(round, cells)
         weight = answers if self.loss is None else self.samples
         return StitchScores(self.samples, (rr + wr) / answers, total / weight, distance / answers, rr, rw, wr, ww)
 
 
-def _range(targets: Tensor) -> Int[Tensor, " 2"]:
-    """The smallest and the largest class."""
-    kept = torch.where(targets == IGNORE_INDEX, 0, targets)
-    return torch.stack([kept.amin(), kept.amax()])
-
-
-def _refuse(seen: Int[Tensor, " 2"], classes: int) -> None:
-    """An error where the smallest or the largest target is not among the classes of the back network."""
-    low, high = seen.tolist()
-    if low >= 0 and high < classes:
-        return
-    raise InputError(
-        f"The data has the class {high if high >= classes else low}, but the back network tells {classes} classes "
-        f"apart, 0 to {classes - 1}. Give data with the classes of the back network, or stitch into a network that was "
-        "trained on these."
-    )
+def _check_classes(found: Int[Tensor, " 2"], classes: int) -> None:
+    """Refuse targets whose smallest or largest class is not a class of the back network."""
+    low, high = found.tolist()
+    if low < 0 or high >= classes:
+        raise InputError(
+            f"The data has the class {high if high >= classes else low}, but the back network has {classes} classes, 0 to "
+            f"{classes - 1}. Give data with its classes, or a back network that was trained on the classes of the data."
+        )
 
 
 def _log_probabilities(classes: Tensor) -> Tensor:
@@ -231,16 +216,12 @@ def _log_probabilities(classes: Tensor) -> Tensor:
 
 
 def _right(classes: Tensor, targets: Tensor) -> Tensor:
-    """Whether answers are right; one that is not a number is wrong, whichever class it would be counted as."""
+    """Whether predictions are right; one with NaN is wrong."""
     return (classes.argmax(1) == targets) & ~classes.isnan().any(1)
 
 
-def _device(outputs: Any) -> torch.device:
-    return next((leaf.device for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)), torch.device("cpu"))
-
-
 def losses_of(loss: Loss, outputs: Any, targets: Any, copies: int) -> Float[Tensor, " copies"]:
-    """A loss of one's own for each of several networks whose samples stand one after another.
+    """The user's loss for each of several networks whose samples are stacked.
 
     >>> losses_of(lambda outputs, targets: outputs - targets, torch.tensor([1.0, 2.0, 5.0, 7.0]), torch.ones(2), 2)
     tensor([0.5000, 5.0000], dtype=torch.float64)
@@ -248,19 +229,14 @@ def losses_of(loss: Loss, outputs: Any, targets: Any, copies: int) -> Float[Tens
     outputs = getattr(outputs, "logits", outputs)
 
     def part(number: int) -> Any:
-        """The samples of one network."""
         return tree_map(lambda x: x.chunk(copies)[number] if isinstance(x, Tensor) and x.dim() else x, outputs)
 
     parts = [outputs] if copies == 1 else map(part, range(copies))
     return torch.stack([mean_loss(loss, one, targets) for one in parts])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Targets of a task-loss fit: labels of the data, answers of the back network, or both.
-
-
 def run_model(model: nn.Module, call: Call) -> Any:
-    """What a whole network answers; the batch stays as it is, whatever the network does in place."""
+    """The output of a whole network; the batch is copied, as the network may work in place."""
     args, kwargs = copied_arguments(call)
     return model(*args, **kwargs)
 
@@ -270,17 +246,17 @@ def logits_of(outputs: Any) -> Tensor:
     found = getattr(outputs, "logits", outputs)
     if not isinstance(found, Tensor):
         raise InputError(
-            f"Stitches are trained and scored by the logits of the back network, but its output is a "
-            f"{type(found).__name__}. Wrap it in a module that returns its logits."
+            f"Stitches are trained and scored by the logits of the back network, but its output is a {type(found).__name__}. "
+            "Wrap it in a module that returns its logits."
         )
     return found
 
 
 class TrainingTargets:
-    """What so many stitches are trained towards, each "hard", "soft" or "both".
+    """The training loss of several stitches: "hard" labels, "soft" outputs of the back network, or "both".
 
     Args:
-        loss: of (outputs, targets), in the place of cross-entropy with hard targets.
+        kinds: one per stitch. device: of the losses. loss: of (outputs, targets), instead of cross-entropy with labels.
 
     >>> targets = TrainingTargets(["hard", "soft"], torch.device("cpu"))
     >>> found = targets(torch.zeros(4, 3), torch.tensor([0, 1]), torch.zeros(2, 3))
@@ -298,7 +274,7 @@ class TrainingTargets:
 
         Args:
             outputs: of all stitches, those of the first one first. targets: classes, shared by all.
-            own: outputs of the back network itself, where soft targets are wanted.
+            own: outputs of the back network itself, if there are soft targets.
         """
         copies, labelled = len(self.shares), self.hard and self.loss is None
         hard = soft = torch.zeros_like(self.shares)
@@ -313,9 +289,7 @@ class TrainingTargets:
                 flat.flatten(0, 1), wanted.repeat(copies), reduction="none", ignore_index=IGNORE_INDEX
             )
             kept = (wanted != IGNORE_INDEX).sum()
-            hard = each.view(copies, -1).sum(1) / kept.clamp(
-                min=1
-            )  # a batch without targets has no slope, not no number
+            hard = each.view(copies, -1).sum(1) / kept.clamp(min=1)  # a batch without targets has loss 0, not NaN
         if self.soft:
             share = F.softmax(_rows(logits_of(own), targets, 1, labelled), -1)
             soft = -(share * F.log_softmax(flat, -1)).sum(-1).mean(1)
@@ -323,60 +297,49 @@ class TrainingTargets:
 
 
 def _rows(logits: Tensor, targets: Any, copies: int, hard: bool) -> Float[Tensor, "copies answers classes"]:
-    """One row of classes per answer, a sample, a token or a pixel, by the same axis of classes as in scores.
+    """One row of classes per prediction (a sample, a token or a pixel), along the same axis of classes as in scores.
 
-    Targets tell which axis that is; outputs of two axes need none, where the targets are soft alone.
+    The targets determine the axis; outputs with two axes need none if all targets are soft.
     """
     many = targets.repeat(copies, *[1] * (targets.dim() - 1)) if isinstance(targets, Tensor) and targets.dim() else None
     classes = classes_second(logits, many)
     if classes is None and logits.dim() == 2 and not hard:
         classes = logits
-    if classes is None:
-        _refuse_targets(logits, targets, copies, hard)
-    return classes.movedim(1, -1).reshape(copies, -1, classes.shape[1]).float()
-
-
-def _refuse_targets(logits: Tensor, targets: Any, copies: int, hard: bool) -> NoReturn:
-    """An error where nothing says which axis of the outputs has the classes."""
+    if classes is not None:
+        return classes.movedim(1, -1).reshape(copies, -1, classes.shape[1]).float()
     found = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
     shape = (len(logits) // copies, *logits.shape[1:]) if logits.dim() else ()
     if hard:
         raise InputError(
-            "Hard targets are one class, a whole number, per answer of the back network: outputs (N, classes, …) or "
-            f"(N, …, classes) with targets (N, …). Found outputs {shape} and targets {found}. Give data with "
-            f"classes as targets, or targets='soft'. For other tasks: {LOSS_ADVICE}"
+            "Hard targets are one class, an integer, per prediction of the back network: outputs (N, classes, …) or "
+            f"(N, …, classes) with targets (N, …). Found outputs {shape} and targets {found}. Give data with classes as "
+            f"targets, or targets='soft'. For other tasks: {LOSS_ADVICE}"
         )
     raise InputError(
-        f"Soft targets are the answers of the back network, but which axis of its outputs {shape} has the classes is "
-        f"not known: the targets of the data, which would tell, are {found}. Pass the class of every answer with the "
-        "data, one axis less than the outputs, or a network with outputs (samples, classes)."
+        f"Soft targets are the outputs of the back network, but the axis of classes in outputs {shape} is unknown: it is "
+        f"inferred from the targets of the data, and these are {found}. Give one class per prediction as targets, one axis "
+        "less than the outputs, or a network with outputs (samples, classes)."
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Traced similarities: how the features a stitch makes stand to the back network's own, from rows or from sums alone.
-#
-# CKA, R² and CCA can fall while the task loss falls too (Csiszárik et al. 2021, their Figure 4), so they are worth
-# following. R² is that of the map as it is: the R² of the best refit could not change under an invertible stitch.
-
-
-#: Measures of `intertwine.measure` that are traced. The debiased CKA needs rows; the others can be had from sums.
-FROM_ROWS = ("linear_cka", "linear_cka_biased", "cca")
+#: The traced measures of `intertwine.measure`.
+TRACED = ("linear_cka", "linear_cka_biased", "cca")
 
 
 def feature_similarities(
     target: Float[Tensor, "*rows features"], mapped: Float[Tensor, "*others width"]
 ) -> dict[str, float]:
-    """How near mapped rows are to those they stand for.
+    """How similar mapped rows are to the back network's own.
+
+    CKA, R² and CCA can fall while the task loss falls too (Csiszárik et al. 2021, Figure 4). R² is of the map itself: the
+    R² of the best refit does not change under an invertible stitch.
 
     Args:
-        target: rows of the back network at the cut. mapped: the front's rows behind the stitch, in the same order.
+        target: rows of the back network at the stitch point. mapped: the front's rows after the map, in the same order.
 
     Returns:
-        "linear_cka" (debiased), "linear_cka_biased", "cca" (mean correlation), and "r2" of the rows as they are:
-        1 − ‖mapped − target‖²/‖target − its mean‖². Not a number where the rows have no such value, as CCA of fewer
-        rows than features.
-
+        "linear_cka" (debiased), "linear_cka_biased", "cca" (mean correlation), and "r2" without a refit:
+        1 − ‖mapped − target‖²/‖target − its mean‖². NaN where undefined, such as CCA of fewer rows than features.
     Example:
         >>> import torch
         >>> rows = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
@@ -385,13 +348,13 @@ def feature_similarities(
     """
     if target.shape != mapped.shape:
         raise MismatchError(
-            f"Rows were to be traced that stand for each other, but the back network's are {tuple(target.shape)} and "
-            f"the stitched ones {tuple(mapped.shape)}. Trace rows behind the stitch."
+            f"The rows of the back network are {tuple(target.shape)}, but those of the stitch {tuple(mapped.shape)}. Compare "
+            "rows after the map."
         )
     x, y = (rows.detach().flatten(0, -2) for rows in (mapped, target))
     if not bool(x.isfinite().all()):
-        return dict.fromkeys((*FROM_ROWS, "r2"), float("nan"))  # the stitch diverged, which its history shall show
-    found = {name: find(name)(x, y).value for name in FROM_ROWS}
+        return dict.fromkeys((*TRACED, "r2"), float("nan"))  # the stitch diverged, and its history shows it
+    found = {name: find(name)(x, y).value for name in TRACED}
     y = y.double()
     rest = (x - y).square().sum()
     spread = (y - y.mean(0)).square().sum()
@@ -401,25 +364,25 @@ def feature_similarities(
 def differentiable_cka(
     x: Float[Tensor, "*many rows first"], y: Float[Tensor, "*others rows second"]
 ) -> Float[Tensor, "*found"]:  # fmt: skip
-    """Biased linear CKA that gradients flow through: what a stitch can be driven away from while it is trained.
+    """Biased linear CKA with gradients, as a term of a training loss.
 
     Args:
-        x, y: rows of features, or stacks of such; stacks are compared one by one, and one y with all of a stack x.
+        x, y: rows of features, or stacks of these; stacks are compared one by one, and one y with all of a stack x.
 
     Returns:
-        ‖XᵀY‖²/(‖XᵀX‖·‖YᵀY‖) of centred rows; the value that `intertwine.measure(x, y, "linear_cka_biased")` gives.
-        Not a number where one side does not vary.
+        ‖XᵀY‖²/(‖XᵀX‖·‖YᵀY‖) of centred rows, as `intertwine.measure(x, y, "linear_cka_biased")`. NaN if one side is
+        constant.
 
     Example:
         >>> import torch
         >>> x = torch.randn(50, 4, requires_grad=True)
         >>> value = differentiable_cka(x, x.detach().roll(1, 1) * 3)
         >>> value.backward()
-        >>> round(float(value.detach()), 4), bool(x.grad.abs().max() < 1e-3)  # at its highest, so without a slope
+        >>> round(float(value.detach()), 4), bool(x.grad.abs().max() < 1e-3)  # at its maximum, so without a gradient
         (1.0, True)
     """
     x, y = (rows - rows.mean(-2, keepdim=True) for rows in (x, y))
-    # at length one, squares of squares stay within the range of single precision
+    # scaled to length one, squares of squares stay within the range of single precision
     x, y = (rows / torch.linalg.matrix_norm(rows, keepdim=True) for rows in (x, y))
     cross, first, second = (torch.linalg.matrix_norm(a.mT @ b) for a, b in ((x, y), (x, x), (y, y)))
     return cross.square() / (first * second)
@@ -427,7 +390,7 @@ def differentiable_cka(
 
 @torch.no_grad()
 def accuracy_of(model: nn.Module, data: Any) -> float | None:
-    """The accuracy of a whole network; None where its answers are not those classes."""
+    """The accuracy of a whole network; None if its outputs are not these classes."""
     scorer = Scorer()
     try:
         for batch in labelled_batches(data, model):

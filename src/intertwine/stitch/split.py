@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from intertwine.argument_types import Float
 from intertwine.data.batches import Call
 from intertwine.data.layers import LayerPath, layer_paths
-from intertwine.errors import InputError, MismatchError, did_you_mean
-from intertwine.stitch.halves import ReentrantFreeze, SplitNetwork, split_network, unwrapped
-from intertwine.stitch.resize import FeatureForm, check_resize, from_rows, resize_rows, to_rows
+from intertwine.errors import InputError, MismatchError, did_you_mean, unknown_name
+from intertwine.stitch.resize import RESIZES, FeatureForm, from_rows, resize_rows, to_rows
+from intertwine.stitch.split_network import ReentrantFreeze, SplitNetwork, split_network, unwrapped
 from intertwine.stitch.tracing import (
     NoSampleAxis,
     PointValues,
@@ -29,24 +29,21 @@ from intertwine.stitch.tracing import (
     signature,
 )
 
-# ----------------------------------------------------------------------------------------------------
-# Where two networks are cut, how that is written, and what arrives at a cut.
-
-
-#: One place of both networks, a pair of places (a tuple), or several of these (a list).
+#: One path for both networks, a pair of paths (a tuple), or several of these (a list).
 At = str | tuple[str, str] | Sequence[str | tuple[str, str]]
+SKIPS = ("front", "back")
 
 
 @dataclass(frozen=True)
 class StitchPoint:
-    """One cut: the front runs up to one place, the back goes on behind another.
+    """A stitch point: the front runs up to one layer, the back continues after another.
 
     Attributes:
-        front, back: the places, as `intertwine.data.layers` writes them.
-        skip: whose values go around the cut, as the skip path of a residual block does: "front", "back", or "none"
-            where nothing goes around it. The inputs of the networks do not count: both have the same.
-        crossing: the back's values that go around the cut, by name; empty for a back that could only be run whole.
-        inputs, outputs: channels of the front at its place, and of the back at its own.
+        front, back: the layers, written as in `intertwine.data.layers`.
+        skip: the network that feeds the skip connection of a residual block around the point: "front", "back", or "none"
+            where there is none. The inputs of the networks do not count: both get the same.
+        crossing: the back's values that go around the point, by name; empty if the back can only be run whole.
+        inputs, outputs: channels of the front at its layer, and of the back at its layer.
     """
 
     front: str
@@ -59,14 +56,14 @@ class StitchPoint:
 
 @dataclass(frozen=True, eq=False)
 class FrontFeatures:
-    """What one run of the front brought to a cut: the features as rows, and the values that go around the cut."""
+    """What one run of the front gives at a stitch point: features as rows, and the values of skip connections."""
 
     rows: Float[Tensor, "samples positions inputs"]
-    around: tuple[Any, ...] = ()
+    skip_values: tuple[Any, ...] = ()
 
 
 def point_pairs(at: At) -> tuple[tuple[str, str], ...]:
-    """The places to cut at, as pairs of front and back.
+    """The stitch points as pairs of paths in the front and in the back.
 
     >>> point_pairs("relu"), point_pairs(("relu", "act")), point_pairs(["conv", ("relu", "act")])
     ((('relu', 'relu'),), (('relu', 'act'),), (('conv', 'conv'), ('relu', 'act')))
@@ -75,83 +72,59 @@ def point_pairs(at: At) -> tuple[tuple[str, str], ...]:
     found = tuple((one, one) if isinstance(one, str) else tuple(one) for one in several)
     if not found or not all(len(pair) == 2 for pair in found):
         raise InputError(
-            f'at={at!r} was asked for. Give a module path of both networks ("layer1.0.relu"), a pair of paths, first '
-            'the front\'s ("layer1", "blocks.2"), or a list of these for several cuts.'
+            f'at={at!r} names no stitch point. Give a module path of both networks ("layer1.0.relu"), a pair of paths, '
+            'the front\'s first ("layer1", "blocks.2"), or a list of these for several points.'
         )
     return tuple((front, back) for front, back in found)
 
 
 def point_sites(front: nn.Module, back: nn.Module, at: At) -> list[tuple[LayerPath, LayerPath]]:
-    """The places of every pair; a pattern that stands for both networks gives one pair for each path that fits."""
+    """The layers of every stitch point; a pattern for both networks gives one pair per matching path."""
     found: list[tuple[LayerPath, LayerPath]] = []
     for first, second in point_pairs(at):
         ones, twos = layer_paths(front, first), layer_paths(back, second)
         if len(ones) != len(twos):
             raise MismatchError(
-                f"The pair {first!r} and {second!r} was asked for, but it stands for {len(ones)} places of the front "
-                f"and {len(twos)} of the back. Name the places one by one."
+                f"{first!r} stands for {len(ones)} layers of the front, but {second!r} for {len(twos)} of the back. Name "
+                "the layers one by one."
             )
-        found += list(zip(ones, twos, strict=True))
+        found += zip(ones, twos, strict=True)
     for site in (site for pair in found for site in pair):
         if not site.path:
             raise InputError(
-                f"The place {str(site)!r} is the {site.side} of the whole network, where nothing is to be cut off. "
-                "Give the path of a module inside, as model.named_modules() prints it."
+                f"{str(site)!r} is the {site.side} of the whole network, which cannot be a stitch point. Give the path of "
+                "a module inside, as model.named_modules() prints it."
             )
     return found
 
 
-def check_layouts(layouts: Mapping[str, str], places: Sequence[tuple[LayerPath, LayerPath]]) -> None:
-    """Refuse a layout of a place where nothing is cut."""
-    known = {str(site) for pair in places for site in pair}
-    for name in layouts:
-        if name not in known:
-            raise InputError(
-                f"A layout was given for {name!r}, where nothing is cut. {did_you_mean(name, known)}The cuts are at "
-                f"{', '.join(sorted(known))}."
-            )
-
-
-# ----------------------------------------------------------------------------------------------------
-# Whose values go around a cut, as the skip path of a residual block does: the front's or the back's.
-
-
-SKIPS = ("front", "back")
-
-
-def check_skip(skip: str | None) -> None:
-    """Refuse a choice that there is not."""
-    if skip not in (None, *SKIPS):
-        raise InputError(
-            f"skip={skip!r} was asked for. {did_you_mean(str(skip), SKIPS)}It is whose values go around a cut: "
-            '"front", "back", or None to choose.'
-        )
+# -- skip connections --------------------------------------------------------------------------------------------------
 
 
 def choose_skip(
-    front: SplitNetwork, back: SplitNetwork, cut: int, asked: str | None, begun: Sequence[PointValues]
+    front: SplitNetwork, back: SplitNetwork, point: int, skip: str | None, values: Sequence[PointValues]
 ) -> str:
-    """Whose values go around a cut, or "none". `begun`: what the front and the back have there."""
-    if isinstance(back.run, TracedNetwork) and not back.run.crossing[cut]:
+    """Which network feeds the skip connection, or "none". `values`: of the front and of the back at the point."""
+    if isinstance(back.run, TracedNetwork) and not back.run.crossing[point]:
         return "none"
-    problem = _not_the_front(front, back, cut, begun)
-    if asked == "front" and problem:
+    problem = _front_problem(front, back, point, values)
+    if skip == "front" and problem:
         raise MismatchError(
-            f'skip="front" was asked for at {str(back.run.places[cut])!r}, but {problem}. Use skip="back", or cut '
+            f'skip="front" is impossible at {str(back.run.places[point])!r}: {problem}. Use skip="back", or a stitch point '
             "outside of the block."
         )
-    return asked or ("back" if problem else "front")
+    return skip or ("back" if problem else "front")
 
 
-def _not_the_front(front: SplitNetwork, back: SplitNetwork, cut: int, begun: Sequence[PointValues]) -> str:
-    """Why the front's values cannot go around a cut of the back."""
+def _front_problem(front: SplitNetwork, back: SplitNetwork, point: int, values: Sequence[PointValues]) -> str:
+    """Why the front cannot feed the skip connection of the back."""
     if not isinstance(front.run, TracedNetwork) or not isinstance(back.run, TracedNetwork):
         reason = back.reason or front.reason
-        return f"a network that cannot be traced is run whole, and what goes around the cut is then its own ({reason})"
-    if not front.run.same_as(back.run, cut, cut):
-        return "the networks do not take the same steps, or are not cut behind the same one"
-    if [tree_map(_shape, x) for x in begun[0].around] != [tree_map(_shape, x) for x in begun[1].around]:
-        return "the values that go around it have other sizes in the front"
+        return f"a network that cannot be traced runs whole and feeds its own skip connections ({reason})"
+    if not front.run.same_as(back.run, point, point):
+        return "the networks have different programs, or different steps at the stitch point"
+    if [tree_map(_shape, x) for x in values[0].skip_values] != [tree_map(_shape, x) for x in values[1].skip_values]:
+        return "the values of the skip connection have other sizes in the front"
     return ""
 
 
@@ -159,96 +132,94 @@ def _shape(x: Tensor) -> torch.Size:
     return x.shape
 
 
-# ----------------------------------------------------------------------------------------------------
-# Several copies of the samples at once: whether the back takes them apart, and the values around a cut for them.
+# -- several copies of the samples at once -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class CopyAxes:
-    """Along which axes the values around a cut are repeated for several copies; or why several cannot pass at once."""
+    """Along which axes skip values are repeated for several copies, or why several copies cannot run at once."""
 
     axes: tuple[Any, ...] = ()
     problem: str = ""
 
-    def around(self, values: tuple[Any, ...], copies: int) -> tuple[Any, ...]:
-        """Values around a cut for so many copies; always new tensors, as the back may overwrite them."""
+    def repeated(self, values: tuple[Any, ...], copies: int) -> tuple[Any, ...]:
+        """Skip values for several copies; always new tensors, as the back may overwrite them."""
 
-        def several(x: Tensor, axis: int | None) -> Tensor:
+        def repeat(x: Tensor, axis: int | None) -> Tensor:
             return x.clone() if axis is None else torch.cat([x] * copies, axis)
 
         if copies == 1:
             return tuple(tree_map(torch.clone, value) for value in values)
-        return tuple(tree_map(several, value, axis) for value, axis in zip(values, self.axes, strict=True))
+        return tuple(tree_map(repeat, value, axis) for value, axis in zip(values, self.axes, strict=True))
 
 
-def find_copy_axes(back: SplitNetwork, small: Call, begun: Mapping[int, PointValues]) -> list[CopyAxes]:
-    """How a back takes several copies of the samples at each of its cuts. `begun`: what it has there for the call."""
+def find_copy_axes(back: SplitNetwork, small: Call, values: Mapping[int, PointValues]) -> list[CopyAxes]:
+    """How a back takes several copies of the samples at each of its points. `values`: of the back for the call."""
     try:
-        double = back.run.start(repeat_samples(small, 2), begun, begun)
+        double = back.run.start(repeat_samples(small, 2), values, values)
     except Exception as reason:  # noqa: BLE001 - foreign code that does not take twice the samples
-        return [CopyAxes(problem=f"it does not take its example twice over ({reason})")] * len(begun)
-    return [_proved(back, cut, small, begun[cut], double[cut]) for cut in sorted(begun)]
+        return [CopyAxes(problem=f"the network does not run on its example repeated twice ({reason})")] * len(values)
+    return [_proved(back, point, small, values[point], double[point]) for point in sorted(values)]
 
 
-def _proved(back: SplitNetwork, cut: int, call: Call, own: PointValues, twice: PointValues) -> CopyAxes:
-    """How a back takes copies at one cut, proved by passing two that differ at once and one by one."""
+def _proved(back: SplitNetwork, point: int, call: Call, own: PointValues, twice: PointValues) -> CopyAxes:
+    """The axes at one point, proved by running two different copies at once and one by one."""
+    pairs = zip(own.skip_values, twice.skip_values, strict=True)
     try:
-        found = CopyAxes(tuple(tree_map(sample_axis, a, a, b) for a, b in zip(own.around, twice.around, strict=True)))
-        _check_axis(back, cut, own.tensor, sample_axis(own.tensor, own.tensor, twice.tensor))
+        found = CopyAxes(tuple(tree_map(sample_axis, a, a, b) for a, b in pairs))
+        _check_axis(back, point, own.tensor, sample_axis(own.tensor, own.tensor, twice.tensor))
         pair = own.tensor, 1.5 * own.tensor
-        both = torch.cat(pair, back.layouts[cut].index("n"))
+        both = torch.cat(pair, back.layouts[point].index("n"))
         with torch.no_grad():
-            alone = [back.run.finish(cut, x.clone(), found.around(own.around, 1), call) for x in pair]
-            together = back.run.finish(cut, both, found.around(own.around, 2), call, copies=2)
+            alone = [back.run.finish(point, x.clone(), found.repeated(own.skip_values, 1), call) for x in pair]
+            together = back.run.finish(point, both, found.repeated(own.skip_values, 2), call, copies=2)
         for leaves in zip(*(tree_leaves(y) for y in (*alone, together)), strict=True):
             if isinstance(leaves[-1], Tensor):
                 sample_axis(*leaves)
     except NoSampleAxis as reason:
-        return CopyAxes(problem=f"a value of it does not hold sample after sample: {reason}")
+        return CopyAxes(problem=f"one of its values does not hold sample after sample: {reason}")
     return found
 
 
-def _check_axis(back: SplitNetwork, cut: int, x: Tensor, axis: int | None) -> None:
-    layout, site = back.layouts[cut], str(back.run.places[cut])
+def _check_axis(back: SplitNetwork, point: int, x: Tensor, axis: int | None) -> None:
+    layout, site = back.layouts[point], str(back.run.places[point])
     if axis is not None and axis != layout.index("n"):
         raise InputError(
-            f"At {site!r} the samples lie along axis {axis} of a tensor {tuple(x.shape)}, and not where its layout "
-            f"{layout!r} has them. Say what the axes are with layouts={{{site!r}: 'tnc'}}, and give inputs that "
-            "have their samples first."
+            f"At {site!r} the samples are on axis {axis} of a tensor {tuple(x.shape)}, which contradicts its layout "
+            f"{layout!r}. Name the axes with layouts={{{site!r}: 'tnc'}}, and give inputs with samples on their first axis."
         )
 
 
-# ----------------------------------------------------------------------------------------------------
-# A pair of networks and the places where they are cut: the front up to a cut, the back from a cut on.
+# -- the pair ----------------------------------------------------------------------------------------------------------
 
 
 class SplitPair:
-    """A pair of networks and the places where they are cut. Neither network is copied or changed.
+    """A pair of networks and their stitch points. Neither network is copied or changed.
 
-    Each network is traced once and run step by step, so that a half costs a half; one that cannot be traced is run with
-    hooks, the back then whole. What a network computes before a cut and reads behind it, as a residual block does, goes
-    around the cut and is taken from the network that `skip` names.
+    Each network is traced once and run step by step, so that half a network costs half a run. A network that cannot be
+    traced runs with hooks, a back then always whole. Skip connections that cross a stitch point, as in a residual block,
+    are fed by the network that `skip` names.
 
     Args:
-        front, back: the networks; both may be the same. at: a place of both, a pair (front, back), or a list of these.
-        example: arguments of one call, which every later call resembles.
-        skip: whose values go around a cut: "front", which needs two networks of the same steps cut behind the same one,
-            or "back". None takes "front" where that can be, as one network of two halves has it, and "back" elsewhere.
-        resize: how features of another resolution are brought to the back's: "bilinear", "nearest", "area".
-        layouts: place → its axes, one letter each, where they are not what they seem; see `intertwine.data.layouts`.
+        front, back: the networks; both may be the same. at: a path for both, a pair (front, back), or a list of these.
+        example: arguments of one call; later calls have the same form.
+        skip: which network feeds skip connections: "front" (needs two networks with the same program, split at the same
+            step) or "back". None takes "front" where that is possible, and "back" elsewhere.
+        resize: how features of another resolution are resized to the back's: "bilinear", "nearest", "area".
+        layouts: path → its axes, one letter each, where they cannot be inferred; see `intertwine.data.layouts`.
 
     Raises:
-        InputError: a place that the forward never reaches, or an option that there is not. MismatchError: features that
-            cannot meet.
+        InputError: a layer that the forward never reaches, or an unknown option. MismatchError: features that do not
+            match.
 
     Example:
         >>> a, b = (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)) for _ in range(2))
         >>> call = (torch.randn(5, 3),), {}
-        >>> splice = SplitPair(a, b, "1", call)
-        >>> splice.cuts
-        (Cut(front='1', back='1', skip='none', crossing=(), inputs=4, outputs=4),)
-        >>> (arrived,) = splice.front(call)
-        >>> y = splice.back(0, arrived.rows, arrived, call)
+        >>> split = SplitPair(a, b, "1", call)
+        >>> split.points
+        (StitchPoint(front='1', back='1', skip='none', crossing=(), inputs=4, outputs=4),)
+        >>> (features,) = split.front(call)
+        >>> y = split.back(0, features.rows, features, call)
         >>> torch.allclose(y, b[2](a[:2](*call[0])))
         True
     """
@@ -264,134 +235,124 @@ class SplitPair:
         resize: str = "bilinear",
         layouts: Mapping[str, str] | None = None,
     ) -> None:
-        check_skip(skip)
-        check_resize(resize)
+        if skip not in (None, *SKIPS):
+            raise InputError(f"{unknown_name('skip', skip, SKIPS)} None chooses one.")
+        if resize not in RESIZES:
+            raise InputError(unknown_name("resize", resize, RESIZES))
         self.front_model, self.back_model, self._resize = front, back, resize
-        places = point_sites(front, back, at)
-        check_layouts(layouts or {}, places)
+        places, layouts = point_sites(front, back, at), layouts or {}
+        known = {str(site) for pair in places for site in pair}
+        for name in layouts:
+            if name not in known:
+                raise InputError(
+                    f"layouts names {name!r}, which is no stitch point. {did_you_mean(name, known)}The stitch points are "
+                    f"{', '.join(sorted(known))}."
+                )
         models = unwrapped(front), unwrapped(back)
-        self._hold = ReentrantFreeze(models)
-        given = layouts or {}
+        self._freeze = ReentrantFreeze(models)
+        numbers = range(len(places))
         with self.running():
-            self._front = split_network(models[0], [pair[0] for pair in places], example, given, complete=False)
-            self._back = split_network(models[1], [pair[1] for pair in places], example, given, complete=True)
-            self._spots: dict[Any, tuple[FeatureForm, ...]] = {}
+            self._front = split_network(models[0], [pair[0] for pair in places], example, layouts, complete=False)
+            self._back = split_network(models[1], [pair[1] for pair in places], example, layouts, complete=True)
+            self._forms: dict[Any, tuple[FeatureForm, ...]] = {}
             small = self._small(example)
-            begun = [half.run.start(small, range(len(places)), range(len(places))) for half in self._halves]
-            self._kinds = [[_kind(x) for x in begun[1][i].around] for i in range(len(places))]
-            self._copying = find_copy_axes(self._back, small, begun[1])
-            self.cuts = tuple(self._cut(i, pair, skip, begun) for i, pair in enumerate(places))
-            self.front(small)  # features that cannot meet are told of now
-
-    @property
-    def _halves(self) -> tuple[SplitNetwork, SplitNetwork]:
-        return self._front, self._back
+            values = [network.run.start(small, numbers, numbers) for network in (self._front, self._back)]
+            self._kinds = [[_kind(x) for x in values[1][i].skip_values] for i in numbers]
+            self._copying = find_copy_axes(self._back, small, values[1])
+            self.points = tuple(self._point(i, skip, [one[i] for one in values]) for i in numbers)
+            self.front(small)  # raises if features do not match
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Both networks in evaluation mode, their weights without gradients; all flags are put back behind.
+        """Both networks in evaluation mode, their weights without gradients; all flags are restored afterwards.
 
         Every method enters it by itself; around a loop it is entered once.
         """
-        with self._hold.held():
+        with self._freeze.held():
             yield
 
-    # -- halves --------------------------------------------------------------------------------------------------------
-
-    def front(self, call: Call, cuts: Sequence[int] | None = None) -> tuple[FrontFeatures, ...]:
-        """What arrives at every cut, or at some: one run of the front up to the deepest, without gradients."""
-        wanted = range(len(self.cuts)) if cuts is None else cuts
+    def front(self, call: Call, points: Sequence[int] | None = None) -> tuple[FrontFeatures, ...]:
+        """The front's features at all or some stitch points: one run up to the deepest, without gradients."""
+        wanted = range(len(self.points)) if points is None else points
         with self.running(), torch.no_grad():
-            own = [i for i in wanted if self.cuts[i].skip == "front"]
-            begun = self._front.run.start(call, wanted, own)
-            beside = [i for i in wanted if self.cuts[i].skip == "back" and self.cuts[i].crossing]
-            others = self._back.run.start(call, beside, beside) if beside else {}
-            spots = self._spots_of(call)
+            own = [i for i in wanted if self.points[i].skip == "front"]
+            values = self._front.run.start(call, wanted, own)
+            by_back = [i for i in wanted if self.points[i].skip == "back" and self.points[i].crossing]
+            others = self._back.run.start(call, by_back, by_back) if by_back else {}
+            forms = self._forms_of(call)
             found = []
             for i in wanted:
-                around = (others[i] if i in others else begun[i]).around
-                found.append(FrontFeatures(self._met(i, begun[i].tensor, spots[i]), _fitted(around, self._kinds[i])))
+                layout, x = self._front.layouts[i], values[i].tensor
+                rows = to_rows(x, layout).to(self._back.device, self._back.dtypes[i])
+                rows = resize_rows(rows, FeatureForm(layout, tuple(x.shape)), forms[i], self._resize)
+                skip_values = (others[i] if i in others else values[i]).skip_values
+                found.append(FrontFeatures(rows, _converted(skip_values, self._kinds[i])))
         return tuple(found)
 
     def targets(self, call: Call) -> tuple[Float[Tensor, "samples positions outputs"], ...]:
-        """What the back itself has at its cuts, as rows: one run up to the deepest, without gradients."""
+        """The back's own features at its points, as rows: one run up to the deepest, without gradients."""
         with self.running(), torch.no_grad():
-            begun = self._back.run.start(call, range(len(self.cuts)))
-            return tuple(to_rows(begun[i].tensor, layout) for i, layout in enumerate(self._back.layouts))
+            values = self._back.run.start(call, range(len(self.points)))
+            return tuple(to_rows(values[i].tensor, layout) for i, layout in enumerate(self._back.layouts))
 
     def back(
         self,
-        cut: int,
+        point: int,
         rows: Float[Tensor, "samples positions outputs"],
-        arrived: FrontFeatures,
+        features: FrontFeatures,
         call: Call,
         copies: int = 1,
     ) -> Any:
-        """The back from a cut on, given rows there. Gradients flow to the rows.
+        """The back from a stitch point on, given rows there. Gradients flow to the rows.
 
         Args:
+            point: the number of the stitch point.
             rows: (copies · samples, positions, outputs); with several copies all samples of the first come first.
-            arrived: what the front brought to this cut for the same call; the values around the cut are in it.
-            copies: how many sets of rows pass at once.
+            features: of the front at this point for the same call; they hold the skip values.
+            call: the arguments of the whole network. copies: how many sets of rows run at once.
         """
-        self._check_rows(cut, rows, arrived, copies)
-        with self.running():
-            spot = self._spots_of(call)[cut]
-            around = self._copying[cut].around(arrived.around, copies)
-            return self._back.run.finish(cut, from_rows(rows, spot), around, call, copies)
-
-    def _check_rows(self, cut: int, rows: Tensor, arrived: FrontFeatures, copies: int) -> None:
-        samples, positions, _ = arrived.rows.shape
-        wanted = (copies * samples, positions, self.cuts[cut].outputs)
+        samples, positions, _ = features.rows.shape
+        wanted = (copies * samples, positions, self.points[point].outputs)
+        name, problem = self.points[point].back, self._copying[point].problem
         if tuple(rows.shape) != wanted:
             raise MismatchError(
-                f"The back was given rows {tuple(rows.shape)} at {self.cuts[cut].back!r}, where {copies} × {samples} "
-                f"samples have {wanted}. Map the rows that arrived, one set behind the other, to {wanted[2]} channels."
+                f"The rows at {name!r} are {tuple(rows.shape)}, but {copies} × {samples} samples need {wanted}. Map the "
+                f"front's rows, one set after the other, to {wanted[2]} channels."
             )
-        if copies > 1 and (problem := self._copying[cut].problem):
+        if copies > 1 and problem:
             raise InputError(
-                f"{copies} copies were to pass the back behind {self.cuts[cut].back!r} at once, but {problem}. Pass "
-                "them one by one, with copies=1."
+                f"The back cannot run {copies} copies at once from {name!r} on: {problem}. Run them one by one, with "
+                "copies=1."
             )
-
-    # -- preparation ---------------------------------------------------------------------------------------------------
+        with self.running():
+            skip_values = self._copying[point].repeated(features.skip_values, copies)
+            return self._back.run.finish(point, from_rows(rows, self._forms_of(call)[point]), skip_values, call, copies)
 
     def _small(self, call: Call) -> Call:
-        """Few samples of a call, where both networks take few."""
+        """The first few samples of a call, if both networks take few."""
         return first_samples(call) if self._front.by_few and self._back.by_few else call
 
-    def _spots_of(self, call: Call) -> tuple[FeatureForm, ...]:
-        """The forms of the back's features at its cuts, for calls of these sizes; the number of samples is free."""
+    def _forms_of(self, call: Call) -> tuple[FeatureForm, ...]:
+        """The forms of the back's features at its points, for calls of these sizes; the number of samples is free."""
         key = signature(call)
-        if key not in self._spots:
-            begun = self._back.run.start(self._small(call), range(len(self._back.layouts)))
-            shapes = (tuple(begun[i].tensor.shape) for i in range(len(self._back.layouts)))
-            self._spots[key] = tuple(FeatureForm(*pair) for pair in zip(self._back.layouts, shapes, strict=True))
-        return self._spots[key]
+        if key not in self._forms:
+            layouts = self._back.layouts
+            values = self._back.run.start(self._small(call), range(len(layouts)))
+            self._forms[key] = tuple(FeatureForm(one, tuple(values[i].tensor.shape)) for i, one in enumerate(layouts))
+        return self._forms[key]
 
-    def _met(self, cut: int, x: Tensor, back: FeatureForm) -> Tensor:
-        layout = self._front.layouts[cut]
-        rows = to_rows(x, layout).to(self._back.device, self._back.dtypes[cut])
-        return resize_rows(rows, FeatureForm(layout, tuple(x.shape)), back, self._resize)
-
-    def _cut(
-        self, i: int, pair: tuple[LayerPath, LayerPath], skip: str | None, begun: Sequence[Mapping[int, PointValues]]
-    ) -> StitchPoint:
-        front, back = (str(site) for site in pair)
-        spots = [
-            FeatureForm(half.layouts[i], tuple(taken[i].tensor.shape))
-            for half, taken in zip(self._halves, begun, strict=True)
+    def _point(self, i: int, skip: str | None, values: Sequence[PointValues]) -> StitchPoint:
+        networks = self._front, self._back
+        front, back = (str(network.run.places[i]) for network in networks)
+        channels = [
+            FeatureForm(network.layouts[i], tuple(one.tensor.shape)).channels
+            for network, one in zip(networks, values, strict=True)
         ]
-        chosen, crossing = (
-            choose_skip(self._front, self._back, i, skip, [taken[i] for taken in begun]),
-            self._back.run.crossing[i],
-        )
-        return StitchPoint(front, back, chosen, crossing, spots[0].channels, spots[1].channels)
-
-    # -- copies --------------------------------------------------------------------------------------------------------
+        chosen = choose_skip(*networks, i, skip, values)
+        return StitchPoint(front, back, chosen, self._back.run.crossing[i], *channels)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitPair:
-        """The same splice: the networks are shared and frozen."""
+        """The same pair: the networks are shared and frozen."""
         return self
 
     def __copy__(self) -> SplitPair:
@@ -399,19 +360,20 @@ class SplitPair:
 
     def __reduce__(self) -> Any:
         raise InputError(
-            "A splice cannot be pickled: it holds two networks that belong to somebody else. Save the state_dict() of "
-            "the stitched network, and build it again from the networks."
+            "A SplitPair cannot be pickled, as it shares the two networks. Save the state_dict() of the stitched network, "
+            "and build it again from the networks."
         )
 
     def __repr__(self) -> str:
-        cuts = "; ".join(f"{cut.front} → {cut.back}" for cut in self.cuts)
-        return f"Splice({type(self.front_model).__name__} → {type(self.back_model).__name__}, at {cuts})"
+        points = "; ".join(f"{point.front} → {point.back}" for point in self.points)
+        return f"SplitPair({type(self.front_model).__name__} → {type(self.back_model).__name__}, at {points})"
 
 
 def _kind(value: Any) -> Any:
     return tree_map(lambda x: (x.device, x.dtype), value, is_leaf=lambda x: isinstance(x, Tensor))
 
 
-def _fitted(around: tuple[Any, ...], kinds: Sequence[Any]) -> tuple[Any, ...]:
-    """Values around a cut on the back's device and in its precision."""
-    return tuple(tree_map(lambda x, kind: x.to(*kind), value, kind) for value, kind in zip(around, kinds, strict=True))
+def _converted(skip_values: tuple[Any, ...], kinds: Sequence[Any]) -> tuple[Any, ...]:
+    """Skip values on the back's device and in its precision."""
+    pairs = zip(skip_values, kinds, strict=True)
+    return tuple(tree_map(lambda x, kind: x.to(*kind), value, kind) for value, kind in pairs)

@@ -1,4 +1,4 @@
-"""A network as a list of torch.fx steps that can be run up to a layer and from a layer on, for any number of samples."""
+"""A network as a program of torch.fx steps that runs up to a layer and from a layer on, for any number of samples."""
 
 from __future__ import annotations
 
@@ -16,22 +16,18 @@ from intertwine.data.batches import Call, copied_arguments, on_device_of, sample
 from intertwine.data.layers import LayerPath, modules_of, pick
 from intertwine.errors import InputError
 
-# ----------------------------------------------------------------------------------------------------
-# Samples of a call: how many, the first few, several copies, and how other values depend on their number.
-
-
-FEW = 3  # samples of a probe; an odd number, as other sizes seldom are
-CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}  # share of the largest entry, on a CPU
+FEW = 3  # samples of a probe; odd, as other sizes seldom are
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}  # tolerance as a share of the largest entry, on a CPU
 ROUGH = 0.05  # in half precision, and in single precision on a GPU, whose convolutions may round to ten bits
 
 
 def first_samples(call: Call) -> Call:
-    """The first samples of a call: tensors whose first size is the number of samples are cut."""
+    """The first samples of a call: tensors whose first size is the number of samples are shortened."""
     return _each(call, lambda x: x[:FEW])
 
 
 def repeat_samples(call: Call, copies: int) -> Call:
-    """All samples of a call, then all of them again, so many times.
+    """All samples of a call, several times in sequence.
 
     >>> repeat_samples(((torch.tensor([1, 2]),), {"scale": 3}), 2)
     ((tensor([1, 2, 1, 2]),), {'scale': 3})
@@ -53,7 +49,7 @@ def signature(call: Call) -> tuple[Any, ...]:
 
 
 class NoSampleAxis(Exception):
-    """A value that cannot be told for several copies of the samples."""
+    """A value that cannot be computed for several copies of the samples."""
 
 
 def sample_axis(first: Tensor, second: Tensor, both: Tensor) -> int | None:
@@ -65,13 +61,13 @@ def sample_axis(first: Tensor, second: Tensor, both: Tensor) -> int | None:
     """
     if first.shape == both.shape:
         if not (alike(first, both) and alike(second, both)):
-            raise NoSampleAxis("it depends on the other samples of its batch")
+            raise NoSampleAxis("it depends on other samples of the batch")
         return None
     doubled = [i for i, sizes in enumerate(zip(first.shape, both.shape, strict=False)) if sizes[1] == 2 * sizes[0]]
     if first.dim() != both.dim() or len(doubled) != 1:
         raise NoSampleAxis(f"it is {tuple(first.shape)} for some samples and {tuple(both.shape)} for twice as many")
     if not alike(torch.cat([first, second], doubled[0]), both):
-        raise NoSampleAxis("it depends on the other samples of its batch")
+        raise NoSampleAxis("it depends on other samples of the batch")
     return doubled[0]
 
 
@@ -95,15 +91,15 @@ def alike(one: Any, two: Any) -> bool:
 
 
 def _same(one: Any, two: Any) -> bool:
-    found = one == two
-    return bool(found) if isinstance(found, bool) else one is two
+    equal = one == two
+    return equal if isinstance(equal, bool) else one is two
 
 
-NumberOfSamples = Callable[[int], Any]  # of how many samples
+NumberOfSamples = Callable[[int], Any]  # number of samples → value
 
 
 def number_by_samples(one: Any, two: Any, samples: int) -> NumberOfSamples:
-    """A plain value as a function of the number of samples, from its values for so many and for twice as many.
+    """A plain value as a function of the number of samples, from its values for `samples` and for twice as many.
 
     >>> number_by_samples((6, 4), (12, 4), 3)(5)
     (10, 4)
@@ -126,24 +122,17 @@ def number_by_samples(one: Any, two: Any, samples: int) -> NumberOfSamples:
 
 
 def number_for_one_size(value: Any, samples: int) -> NumberOfSamples:
-    """A plain value that is known for one number of samples alone."""
+    """A plain value that is known only for one number of samples."""
 
     def number(count: int) -> Any:
         if count != samples:
             raise InputError(
-                f"A number inside the back is known for {samples} samples alone, but {count} were given. The network "
-                "could not be run on its example twice over; give an example whose batch size no other size equals."
+                f"A number inside the back is known only for {samples} samples, but the batch has {count}. The network "
+                "does not run on its example repeated twice; give an example whose batch size differs from all other sizes."
             )
         return value
 
     return number
-
-
-# ----------------------------------------------------------------------------------------------------
-# A network as a list of steps in the order in which they run, traced once with torch.fx.
-#
-# Every call of a module is kept with its inputs and output, blocks included, so that a place such as `layer1.0:input` or
-# `relu@2` is a step of the list.
 
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -151,7 +140,7 @@ Values = dict[fx.Node, Any]
 
 
 class Untraceable(Exception):
-    """A network, or a place of one, that cannot be had as a list of steps. Private: hooks take over."""
+    """A network, or a layer of one, that cannot be traced. Internal: hooks are used instead."""
 
 
 @dataclass(frozen=True)
@@ -164,48 +153,53 @@ class ModuleCall:
 
 @dataclass(eq=False)
 class TracedProgram:
-    """The steps of a network."""
+    """The steps of a network in the order in which they run.
+
+    Every call of a module is kept with its inputs and output, blocks included, so that a layer such as `layer1.0:input`
+    or `relu@2` is a step.
+    """
 
     model: nn.Module
     nodes: tuple[fx.Node, ...]
     calls: Mapping[int, list[ModuleCall]]  # by the id of the module
-    constants: Mapping[str, Any]  # what tracing met that is no part of the network
+    constants: Mapping[str, Any]  # tensors and constants that are no part of the network
     spec: TreeSpec
-    plain: tuple[tuple[int, Any], ...]  # the arguments that are no tensors, by position
+    plain: tuple[tuple[int, Any], ...]  # the arguments that are not tensors, by position
     order: dict[fx.Node, int] = field(init=False)
-    over: list[list[fx.Node]] = field(init=False)  # behind each step, the values that nothing reads any more
+    unused: list[list[fx.Node]] = field(init=False)  # after each step, the values that no later step reads
 
     def __post_init__(self) -> None:
         self.order = {node: i for i, node in enumerate(self.nodes)}
-        self.over = [[] for _ in self.nodes]
+        self.unused = [[] for _ in self.nodes]
         for node in self.nodes:
             readers = [self.order[user] for user in node.users if user in self.order]
-            self.over[max(readers, default=self.order[node])].append(node)
+            self.unused[max(readers, default=self.order[node])].append(node)
 
     def inputs(self, call: Call) -> Values:
-        """The values of the first steps, which are the tensors of a call."""
+        """The values of the first steps: the tensors of a call."""
         leaves, spec = tree_flatten(_sorted(call))
         given = tuple((i, leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
         if spec != self.spec or given != self.plain:
             raise InputError(
-                "A batch is not built as the example that the networks were cut with: the arguments, or those among "
-                "them that are no tensors, differ. Cut with a batch of this form, or give all batches one form."
+                "A batch has another form than the example: its arguments, or those that are not tensors, differ. Give all "
+                "batches the form of the first."
             )
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return dict(zip(self.nodes, tensors, strict=False))
 
     def run(self, values: Values, nodes: Iterable[fx.Node], keep: bool = False) -> Iterator[fx.Node]:
-        """Run steps one by one, telling each; values that nothing reads any more are dropped unless all are kept."""
+        """Run steps one by one and yield each; values that no later step reads are dropped unless `keep`."""
         for node in nodes:
             if node.op != "placeholder":
                 values[node] = self._value(node, values)
             yield node
-            for done in () if keep else self.over[self.order[node]]:
+            for done in () if keep else self.unused[self.order[node]]:
                 values.pop(done, None)
 
     def _value(self, node: fx.Node, values: Values) -> Any:
         if node.op == "get_attr":
-            return self._attribute(str(node.target))
+            path = str(node.target)
+            return self.constants[path] if path in self.constants else operator.attrgetter(path)(self.model)
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
         if node.op == "output":
             return args[0]
@@ -216,13 +210,8 @@ class TracedProgram:
         assert callable(node.target)
         return node.target(*args, **kwargs)
 
-    def _attribute(self, path: str) -> Any:
-        if path in self.constants:
-            return self.constants[path]
-        return operator.attrgetter(path)(self.model)
-
     def same_as(self, other: TracedProgram) -> bool:
-        """Whether another network takes the same steps, whatever its weights and sizes."""
+        """Whether another network has the same steps, whatever its weights and sizes."""
         return len(self.nodes) == len(other.nodes) and all(
             _step(a, self) == _step(b, other) for a, b in zip(self.nodes, other.nodes, strict=True)
         )
@@ -230,23 +219,18 @@ class TracedProgram:
 
 def _step(node: fx.Node, program: TracedProgram) -> tuple[Any, ...]:
     kind = type(program.model.get_submodule(str(node.target))) if node.op == "call_module" else None
-    args = fx.map_arg((node.args, node.kwargs), _numbered(program.order))
+    args: Any = fx.map_arg((node.args, node.kwargs), lambda one: ("step", program.order[one]))  # pyrefly: ignore
     return node.op, node.target, kind, args
-
-
-def _numbered(order: Mapping[fx.Node, int]) -> Any:
-    """Steps by their numbers, so that two programs can be held against each other."""
-    return lambda node: ("step", order[node])
 
 
 # -- tracing -----------------------------------------------------------------------------------------------------------
 
 
 def trace_program(model: nn.Module, call: Call, inside: Iterable[str] = ()) -> TracedProgram:
-    """The steps of a network for calls of one form. Modules that hold a path of `inside` are traced through.
+    """The steps of a network for calls of one form. Modules that contain a path of `inside` are traced through.
 
     Raises:
-        Untraceable: a forward that depends on values, switches gradients off, or has hooks around a block.
+        Untraceable: a forward that depends on values, disables gradients, or has hooks around a block.
     """
     tracer = _Tracer(call, inside)
     try:
@@ -254,10 +238,13 @@ def trace_program(model: nn.Module, call: Call, inside: Iterable[str] = ()) -> T
             if model._forward_hooks or model._forward_pre_hooks:
                 raise Untraceable("the network has hooks of its own")
             nodes = tuple(tracer.trace(model).nodes)
-            added.update(_added(model, nodes))
+            paths = {str(node.target) for node in nodes if node.op == "get_attr"}
+            added.update(
+                {path: operator.attrgetter(path)(model) for path in paths}
+            )  # while the constants are still there
     except Untraceable:
         raise
-    except Exception as reason:  # the forward is foreign code, and whatever stops it, hooks remain
+    except Exception as reason:  # the forward is foreign code; whatever it raises, hooks remain
         raise Untraceable(f"torch.fx cannot trace it: {reason}") from reason
     return TracedProgram(model, _needed(nodes), tracer.calls, _constants(model, added), tracer.spec, tracer.plain)
 
@@ -267,7 +254,7 @@ def _sorted(call: Call) -> Call:
 
 
 class _Tracer(fx.Tracer):
-    """Takes the arguments from an example call, and remembers every call of a module."""
+    """Takes the arguments from an example call, and records every call of a module."""
 
     def __init__(self, call: Call, inside: Iterable[str]) -> None:
         super().__init__()
@@ -301,51 +288,45 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        leaf = self.is_leaf_module(m, self.path_of_module(m))
-        if not leaf and (m._forward_hooks or m._forward_pre_hooks):
+        if (m._forward_hooks or m._forward_pre_hooks) and not self.is_leaf_module(m, self.path_of_module(m)):
             raise Untraceable("a block has hooks of its own")
-        number = len(self.calls.setdefault(id(m), []))
-        self.calls[id(m)].append(ModuleCall({**dict(enumerate(args)), **kwargs}, None))
+        calls = self.calls.setdefault(id(m), [])
+        number, inputs = len(calls), {**dict(enumerate(args)), **kwargs}
+        calls.append(ModuleCall(inputs, None))  # calls inside of this one come later
         output = super().call_module(m, forward, args, kwargs)
-        self.calls[id(m)][number] = ModuleCall({**dict(enumerate(args)), **kwargs}, output)
+        calls[number] = ModuleCall(inputs, output)
         return output
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if not torch.is_grad_enabled() or torch.is_autocast_enabled() != self.autocast:
-            raise Untraceable("its forward switches gradients or precision, which a trace does not show")
+            raise Untraceable("its forward switches gradients or precision, which a trace does not record")
         return super().create_node(*args, **kwargs)
 
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """What tracing leaves on the modules, such as stand-ins for tensors and constants, is taken off again."""
-    before = [(module, dict(module.__dict__), _tables(module)) for module in model.modules()]
+    """Restore the modules after tracing, which leaves proxies and constants on them."""
+    tables = ("_parameters", "_buffers", "_modules")
+    before = [
+        (module, dict(module.__dict__), {name: dict(module.__dict__[name]) for name in tables})
+        for module in model.modules()
+    ]
     added: dict[str, Any] = {}
     try:
         yield added
     finally:
-        for module, attributes, tables in before:
+        for module, attributes, contents in before:
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for name, table in tables.items():
+            for name, table in contents.items():
                 kept = module.__dict__[name]
                 if dict(kept) != table or list(kept) != list(table):
                     kept.clear()
                     kept.update(table)
 
 
-def _tables(module: nn.Module) -> dict[str, dict[str, Any]]:
-    return {name: dict(module.__dict__[name]) for name in ("_parameters", "_buffers", "_modules")}
-
-
-def _added(model: nn.Module, nodes: Iterable[fx.Node]) -> dict[str, Any]:
-    """All attributes that the steps read, while those that tracing added are still there."""
-    paths = {str(node.target) for node in nodes if node.op == "get_attr"}
-    return {path: operator.attrgetter(path)(model) for path in paths}
-
-
 def _constants(model: nn.Module, read: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the attributes that are no part of the network itself."""
+    """Those of the attributes that the network itself does not have."""
     found = {}
     for path, value in read.items():
         try:
@@ -356,7 +337,7 @@ def _constants(model: nn.Module, read: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _needed(nodes: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
-    """Without steps that nothing reads and that change nothing, such as an item of a tuple that is left alone."""
+    """Without steps that nothing reads and that change nothing, such as an unused item of a tuple."""
     kept: list[fx.Node] = []
     read: set[fx.Node] = set()
     for node in reversed(nodes):
@@ -372,29 +353,28 @@ def _idle(node: fx.Node) -> bool:
     return node.op == "get_attr" or (node.op == "call_function" and node.target in (operator.getitem, getattr))
 
 
+# -- split programs ----------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class PointValues:
-    """What a network has at a place, and its values that go around it."""
+    """The features of a network at a stitch point, and its values that skip the point."""
 
     tensor: Tensor
-    around: tuple[Any, ...] = ()
-
-
-# ----------------------------------------------------------------------------------------------------
-# A traced network cut in two: the steps up to a place, the steps behind it, and what goes around the cut.
+    skip_values: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class SplitPlan:
-    """How a network goes on behind a step.
+    """How a network continues after a step.
 
     Attributes:
-        cut: the step. rest: the steps behind it. constants: earlier steps that no input reaches, run again.
+        step: the step. rest: the later steps. constants: earlier steps that do not depend on the inputs; they run again.
         crossing: earlier tensors that the rest reads. numbers: earlier plain values that it reads, such as sizes.
         reads_inputs: whether the rest reads inputs of the network too.
     """
 
-    cut: fx.Node
+    step: fx.Node
     rest: tuple[fx.Node, ...]
     constants: tuple[fx.Node, ...]
     crossing: tuple[fx.Node, ...]
@@ -403,10 +383,10 @@ class SplitPlan:
 
 
 class TracedNetwork:
-    """One network and the places where it is cut, as steps. `by_few`: whether it takes few samples of a batch alone.
+    """A network split at steps of its program. `by_few`: whether it runs on few samples of a batch.
 
     Raises:
-        Untraceable: a network or a place that is no step; see `tracing`.
+        Untraceable: a network that cannot be traced, or a layer that is no single step.
     """
 
     def __init__(self, model: nn.Module, places: Sequence[LayerPath], example: Call, by_few: bool = True) -> None:
@@ -421,45 +401,42 @@ class TracedNetwork:
         self.crossing = tuple(tuple(node.name for node in plan.crossing) for plan in self.plans)
         self._numbers: dict[Any, dict[fx.Node, NumberOfSamples]] = {}
 
-    def same_as(self, other: TracedNetwork, mine: int, its: int) -> bool:
-        """Whether both networks take the same steps and are cut behind the same one."""
-        cuts = self.program.order[self.plans[mine].cut], other.program.order[other.plans[its].cut]
-        return cuts[0] == cuts[1] and self.program.same_as(other.program)
+    def same_as(self, other: TracedNetwork, point: int, other_point: int) -> bool:
+        """Whether both networks have the same program and are split at the same step."""
+        step, other_step = self.plans[point].step, other.plans[other_point].step
+        return self.program.order[step] == other.program.order[other_step] and self.program.same_as(other.program)
 
-    def start(self, call: Call, wanted: Collection[int], around: Collection[int] = ()) -> dict[int, PointValues]:
-        """What the network has at the wanted places, and what goes around those of `around`; one run, no gradients.
+    def start(self, call: Call, wanted: Collection[int], with_skip: Collection[int] = ()) -> dict[int, PointValues]:
+        """The features at the wanted points, with skip values for those in `with_skip`; one run without gradients.
 
-        Everything is copied when the run passes the place: a later step may overwrite it.
+        Values are copied when the run reaches the point: a later step may overwrite them.
         """
         program, found = self.program, {}
-        last = max((program.order[self.plans[number].cut] for number in wanted), default=-1)
+        last = max((program.order[self.plans[number].step] for number in wanted), default=-1)
         values = program.inputs(on_device_of(copied_arguments(call), self.model))
         with torch.no_grad():
             for node in program.run(values, program.nodes[: last + 1]):
                 for number in wanted:
-                    if self.plans[number].cut is node:
-                        beside = self.plans[number].crossing if number in around else ()
-                        found[number] = PointValues(_copy(values[node]), tuple(_copy(values[one]) for one in beside))
+                    if self.plans[number].step is node:
+                        crossing = self.plans[number].crossing if number in with_skip else ()
+                        found[number] = PointValues(_copy(values[node]), tuple(_copy(values[one]) for one in crossing))
         return found
 
-    def finish(self, number: int, tensor: Tensor, around: tuple[Any, ...], call: Call, copies: int = 1) -> Any:
-        """The network from a place on, where it has this tensor, with these values around it, both for all copies."""
+    def finish(self, number: int, tensor: Tensor, skip_values: tuple[Any, ...], call: Call, copies: int = 1) -> Any:
+        """The network from a point on, with this tensor there and these skip values, both for all copies."""
         plan, program = self.plans[number], self.program
-        given = program.inputs(
-            on_device_of(copied_arguments(repeat_samples(call, copies)) if plan.reads_inputs else call, self.model)
-        )
-        count, numbers = copies * samples_of(call), self._learned(call)
-        values = given | dict(zip(plan.crossing, around, strict=True)) | {plan.cut: tensor}
+        inputs = copied_arguments(repeat_samples(call, copies)) if plan.reads_inputs else call
+        count, numbers = copies * samples_of(call), self._numbers_of(call)
+        values = program.inputs(on_device_of(inputs, self.model))
+        values |= dict(zip(plan.crossing, skip_values, strict=True)) | {plan.step: tensor}
         values |= {node: numbers[node](count) for node in plan.numbers}
         for node in program.run(values, (*plan.constants, *plan.rest)):
             if node.op == "output":
                 return values[node]
         raise AssertionError("a program ends with its output")
 
-    # -- places --------------------------------------------------------------------------------------------------------
-
     def _step(self, site: LayerPath, values: Values) -> fx.Node:
-        """The step whose value is meant by a place."""
+        """The step of a layer path."""
         calls = self.program.calls.get(id(modules_of(self.model)[site.path]), [])
         if len(calls) < (site.call or 1):
             raise Untraceable(f"{str(site)!r} is inside a module that is one step")
@@ -477,29 +454,26 @@ class TracedNetwork:
                 return fitting[0]
         raise Untraceable(f"{str(site)!r} is no single step")
 
-    # -- plain values --------------------------------------------------------------------------------------------------
-
-    def _learned(self, call: Call) -> dict[fx.Node, NumberOfSamples]:
-        """How the plain values depend on the number of samples, found by running few samples once and twice."""
+    def _numbers_of(self, call: Call) -> dict[fx.Node, NumberOfSamples]:
+        """The plain values as functions of the number of samples, found by running few samples once and twice."""
         wanted = list(dict.fromkeys(node for plan in self.plans for node in plan.numbers))
         if not wanted:
             return {}
         key = signature(call)
         if key not in self._numbers:
             small = first_samples(call) if self.by_few else call
-            once = self._plain(small, wanted)
-            count = samples_of(small)
+            once, count = self._plain_values(small, wanted), samples_of(small)
             try:
-                twice = self._plain(repeat_samples(small, 2), wanted)
+                twice = self._plain_values(repeat_samples(small, 2), wanted)
             except Exception:  # noqa: BLE001 - foreign code that does not take twice the samples
                 self._numbers[key] = {node: number_for_one_size(once[node], count) for node in wanted}
             else:
                 self._numbers[key] = {node: number_by_samples(once[node], twice[node], count) for node in wanted}
         return self._numbers[key]
 
-    def _plain(self, call: Call, wanted: list[fx.Node]) -> Values:
-        program = self.program
-        values, found = program.inputs(on_device_of(copied_arguments(call), self.model)), {}
+    def _plain_values(self, call: Call, wanted: list[fx.Node]) -> Values:
+        program, found = self.program, {}
+        values = program.inputs(on_device_of(copied_arguments(call), self.model))
         last = max(program.order[node] for node in wanted)
         with torch.no_grad():
             for node in program.run(values, program.nodes[: last + 1]):
@@ -509,7 +483,7 @@ class TracedNetwork:
 
 
 def _items(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
-    """The steps that take an item out of some values, and items out of these."""
+    """The steps that take an item of some values, and items of these."""
     found = [user for node in nodes for user in node.users if user.target is operator.getitem]
     if found:
         yield from found
@@ -520,48 +494,39 @@ def _copy(value: Any) -> Any:
     return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, value)
 
 
-# -- plans -------------------------------------------------------------------------------------------------------------
-
-
-def _plan(program: TracedProgram, values: Values, cut: fx.Node) -> SplitPlan:
-    """What has to be run behind a step, and what that reads from before it."""
-    behind = set(_reached(program, [cut]))
+def _plan(program: TracedProgram, values: Values, step: fx.Node) -> SplitPlan:
+    """The steps to run after a step, and what they read from before it."""
+    later = set(_reached(program, [step]))
     fed = set(_reached(program, [node for node in program.nodes if node.op == "placeholder"]))
     rest: dict[fx.Node, None] = {}
     read: dict[fx.Node, None] = {}
-    for node in program.nodes[program.order[cut] + 1 :]:
-        if node in fed and node not in behind and _is_plain(values[node]):
-            continue  # a size that is asked for late is still a number from before
+    for node in program.nodes[program.order[step] + 1 :]:
+        if node in fed and node not in later and _is_plain(values[node]):
+            continue  # a size that is read late is still a number from before
         rest[node] = None
-        read |= {one: None for one in node.all_input_nodes if one not in rest and one is not cut}
+        read |= {one: None for one in node.all_input_nodes if one not in rest and one is not step}
     outer = sorted((node for node in read if node.op != "placeholder"), key=program.order.__getitem__)
     crossing = tuple(node for node in outer if node in fed and not _is_plain(values[node]))
     if mixed := [node for node in crossing if not all(isinstance(x, Tensor) for x in tree_leaves(values[node]))]:
         raise Untraceable(f"{mixed[0].name} holds tensors and numbers")
     numbers = tuple(node for node in outer if node in fed and _is_plain(values[node]))
-    constants = _closed([node for node in outer if node not in fed])
-    first = tuple(sorted(constants, key=program.order.__getitem__))
-    return SplitPlan(cut, tuple(rest), first, crossing, numbers, any(node.op == "placeholder" for node in read))
+    needed, left = set(), [node for node in outer if node not in fed]
+    while left:
+        node = left.pop()
+        if node not in needed:
+            needed.add(node)
+            left += node.all_input_nodes
+    constants = tuple(sorted(needed, key=program.order.__getitem__))
+    return SplitPlan(step, tuple(rest), constants, crossing, numbers, any(node.op == "placeholder" for node in read))
 
 
 def _reached(program: TracedProgram, begin: Sequence[fx.Node]) -> Iterator[fx.Node]:
-    """The steps that some steps have an influence on, and these themselves."""
+    """Some steps and all that depend on them."""
     found = set(begin)
     for node in program.nodes:
         if node in found or any(one in found for one in node.all_input_nodes):
             found.add(node)
             yield node
-
-
-def _closed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Some steps and all that they need."""
-    found, left = set(), list(nodes)
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left += node.all_input_nodes
-    return found
 
 
 def _is_plain(value: Any) -> bool:

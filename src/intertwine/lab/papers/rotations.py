@@ -106,7 +106,7 @@ def draw_rotation(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     table = {(label, series): found[series][label] for label in labels for series in found}
     known = {series: dict(zip(labels, values, strict=True)) for series, values in plan["printed"].items()}
     crosses = {(label, series): known[series][label] for label, series in table if series in known}
-    figure = draw_bars(table, "rotation penalty, percentage points", crosses=crosses, told="the paper's")
+    figure = draw_bars(table, "rotation penalty, percentage points", crosses=crosses, cross_label="the paper's")
     figure.axes[0].set_xlabel("convolution")
     return figure
 

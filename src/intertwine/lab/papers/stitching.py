@@ -145,11 +145,11 @@ def likeness(stitch: Stitch, data: Dataset, images: int) -> Row:
     """
     if not isinstance(stitch.model, StitchedNetwork):
         raise TypeError(f"A stitched network was expected; found {type(stitch.model).__name__}.")
-    splice, cut = stitch.model.splice, stitch.model.number
+    split, point = stitch.model.split, stitch.model.index
     call = (data.inputs(data.test_images[:images]),), {}
-    with splice.running(), torch.no_grad():
-        (arrived,) = splice.front(call, [cut])
-        moved, own = stitch.map(arrived.rows), splice.targets(call)[cut]
+    with split.running(), torch.no_grad():
+        (features,) = split.front(call, [point])
+        moved, own = stitch.map(features.rows), split.targets(call)[point]
     cka = find("linear_cka_biased")
     return {
         "cka_images": cka(moved.flatten(1), own.flatten(1)).value,
@@ -246,10 +246,10 @@ class PairStitches:
         data = self.data
         first, second = (part.to(data.labels.device) for part in split_samples(len(data.labels), 0.8, seed=0))
         one, two = ((data.images[some], data.labels[some]) for some in (first, second))
-        cut = Dataset.of(f"{data.name}, split", one, two, data.mean, data.std, data.classes)
+        halves = Dataset.of(f"{data.name}, split", one, two, data.mean, data.std, data.classes)
         choices = cross_validate(
             *self.models, self.places, [Birkhoff(alpha=float(alpha), head_start=0.0) for alpha in self.asked.alphas],
-            data=TrainingBatches(data, self.how), parts=(TrainingBatches(cut, self.how), cut.batches("test", LARGE)),
+            data=TrainingBatches(data, self.how), parts=(TrainingBatches(halves, self.how), halves.batches("test", LARGE)),
             trial={"epochs": self.asked.trial_epochs}, out=self.folder / "chosen", **self.shared,
         )  # fmt: skip
         for choice in choices:
@@ -276,13 +276,13 @@ class PairStitches:
             if one.place == two.place:
                 between = along(one, two, self.data.batches("test", LARGE), self.asked.line)
                 yield {
-                    "label": self._label(one), "family": one.family, "fit": "line", "skip": one.cut.skip,
+                    "label": self._label(one), "family": one.family, "fit": "line", "skip": one.point.skip,
                     "seeds": [one.settings["seed"], two.settings["seed"]], "shares": list(between.shares),
                     "line": list(between.relative_accuracy), "lowest": between.lowest,
                 }  # fmt: skip
 
     def _label(self, stitch: Stitch) -> str:
-        return next(label for label, place in self.asked.at.items() if place == stitch.cut.back)
+        return next(label for label, place in self.asked.at.items() if place == stitch.point.back)
 
 
 def _variant(row: Row, variants: Sequence[Mapping[str, Any]]) -> str:

@@ -1,1 +1,1 @@
-"""The families of maps that can stand between two networks. Every file of this folder registers the families it defines."""
+"""Families of maps between two networks. A module in this folder adds families by registering them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from intertwine.argument_types import Float
 from intertwine.errors import InputError, MismatchError
@@ -24,40 +24,50 @@ from intertwine.stitch.families.base import (
     PLAIN_STARTS,
     MapFamily,
     Parameters,
+    check_square,
     leaf,
     random_uniform,
-    register,
     start_matrix,
 )
 
-# ----------------------------------------------------------------------------------------------------
-# Families "linear", "affine" and "identity": any matrix, any matrix with a bias, and the one that changes nothing.
+#: Each maps a singular value s to (3s − s³)/2; from between 0.3 and 1, eight reach 1 in single precision.
+NEWTON_SCHULZ_ROUNDS = 8
+#: The gap to the optimum at which the lasso stops, as a share of the value of the zero map.
+LASSO_GAP = 1e-7
+LASSO_STEPS = 20000
+
+
+class WeightFamily(MapFamily):
+    """A family trained through one matrix, "weight", and optionally a "bias"."""
+
+    bias: bool
+    starts = ("direct", *PLAIN_STARTS)
+
+    def _start(self, inputs: int, outputs: int, how: str, moments: PairMoments | None, rng: Generator) -> Parameters:
+        direct = how == "direct" and moments is not None
+        found = self.direct(moments) if direct else self._start_map(inputs, outputs, how, rng)
+        return with_bias({"weight": leaf(found.matrix)}, found.bias, self.bias)
+
+    def _start_map(self, inputs: int, outputs: int, how: str, rng: Generator) -> LinearMap:
+        return LinearMap(start_matrix(inputs, outputs, how, rng))
+
+    def map(self, parameters: Parameters) -> LinearMap:
+        return LinearMap(parameters["weight"], parameters.get("bias"))
 
 
 @dataclass(frozen=True)
-class Linear(MapFamily):
-    """Any matrix (row 000-G28), with a bias as "affine" (rows 001-C04, D18)."""
+class Linear(WeightFamily):
+    """Any matrix, with a bias as "affine"."""
 
     bias: bool = False
-    starts = ("direct", *PLAIN_STARTS)
 
     @property
     def name(self) -> str:
         return "affine" if self.bias else "linear"
 
-    def _start(
-        self, inputs: int, outputs: int, how: str, moments: PairMoments | None, generator: torch.Generator
-    ) -> Parameters:
-        if how == "direct" and moments is not None:
-            found = self.direct(moments)
-        else:
-            found = LinearMap(start_matrix(inputs, outputs, how, generator))
-            if self.bias and how == "random":
-                found = LinearMap(found.matrix, random_uniform((outputs,), inputs, generator))
-        return with_bias({"weight": leaf(found.matrix)}, found.bias, self.bias)
-
-    def map(self, parameters: Parameters) -> LinearMap:
-        return LinearMap(parameters["weight"], parameters.get("bias"))
+    def _start_map(self, inputs: int, outputs: int, how: str, rng: Generator) -> LinearMap:
+        matrix = start_matrix(inputs, outputs, how, rng)
+        return LinearMap(matrix, random_uniform((outputs,), inputs, rng) if self.bias and how == "random" else None)
 
     def decayed(self) -> frozenset[str]:
         return frozenset({"weight"})
@@ -68,7 +78,7 @@ class Linear(MapFamily):
 
 @dataclass(frozen=True)
 class IdentityFamily(MapFamily):
-    """Nothing but the identity: the network stitched without a map. There is nothing to train."""
+    """Only the identity: the networks are stitched without a map, and there is nothing to train."""
 
     starts = ("identity", "direct")
 
@@ -77,15 +87,9 @@ class IdentityFamily(MapFamily):
         return "identity"
 
     def check(self, inputs: int, outputs: int) -> None:
-        if inputs != outputs:
-            raise MismatchError(
-                f'The family "identity" was asked to take {inputs} features to {outputs}. It changes nothing, so both '
-                'must be the same. Use "linear" or "affine" here.'
-            )
+        check_square(self.name, inputs, outputs)
 
-    def _start(
-        self, inputs: int, outputs: int, how: str, moments: PairMoments | None, generator: torch.Generator
-    ) -> Parameters:
+    def _start(self, inputs: int, outputs: int, how: str, moments: PairMoments | None, rng: Generator) -> Parameters:
         return {"matrix": leaf(torch.eye(outputs), trained=False)}
 
     def map(self, parameters: Parameters) -> LinearMap:
@@ -97,30 +101,18 @@ class IdentityFamily(MapFamily):
 
 
 def with_bias(parameters: Parameters, bias: Tensor | None, wanted: bool) -> Parameters:
-    """The parameters with a bias beside them where one is wanted: the given one, or zeros."""
+    """The parameters with a bias added if one is wanted: the given one, or zeros."""
     if not wanted:
         return parameters
     matrix = next(iter(parameters.values()))
-    outputs = matrix.shape[0]
-    return parameters | {"bias": leaf(matrix.new_zeros(outputs) if bias is None else bias)}
-
-
-register(IdentityFamily(), Linear(), Linear(bias=True))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Family "orthogonal": rotations and reflections, and matrices with orthonormal rows or columns where widths differ.
-
-
-#: Each brings a singular value s to (3s − s³)/2; from between 0.3 and 1 this many end at 1 in single precision.
-NEWTON_SCHULZ_ROUNDS = 8
+    return parameters | {"bias": leaf(matrix.new_zeros(matrix.shape[0]) if bias is None else bias)}
 
 
 @dataclass(frozen=True)
-class Orthogonal(MapFamily):
-    """Orthogonal matrices (row 001-C08). After every step the weight is taken back to the nearest one.
+class Orthogonal(WeightFamily):
+    """Rotations and reflections; orthonormal rows or columns where widths differ.
 
-    `bias`: None by default (row D18); True adds one.
+    After every optimizer step the weight is projected onto the nearest one. `bias`: True adds a bias.
     """
 
     bias: bool = False
@@ -130,26 +122,14 @@ class Orthogonal(MapFamily):
     def name(self) -> str:
         return "orthogonal+bias" if self.bias else "orthogonal"
 
-    def _start(
-        self, inputs: int, outputs: int, how: str, moments: PairMoments | None, generator: torch.Generator
-    ) -> Parameters:
-        bias = None
-        if how == "direct" and moments is not None:
-            found = self.direct(moments)
-            weight, bias = found.matrix, found.bias
-        elif how == "random":
-            weight = random_orthogonal(outputs, inputs, generator)
-        else:
-            weight = start_matrix(inputs, outputs, how, generator)
-        return with_bias({"weight": leaf(weight)}, bias, self.bias)
-
-    def map(self, parameters: Parameters) -> LinearMap:
-        return LinearMap(parameters["weight"], parameters.get("bias"))
+    def _start_map(self, inputs: int, outputs: int, how: str, rng: Generator) -> LinearMap:
+        if how == "random":
+            return LinearMap(random_orthogonal(outputs, inputs, rng))
+        return LinearMap(start_matrix(inputs, outputs, how, rng))
 
     def final(self, parameters: Parameters) -> LinearMap:
-        weight = parameters["weight"].detach()
-        bias = parameters.get("bias")
-        return LinearMap(polar(weight.double()).to(weight.dtype), None if bias is None else bias.detach())
+        found = self.map(parameters).detach()
+        return LinearMap(polar(found.matrix.double()).to(found.matrix.dtype), found.bias)
 
     def project_(self, parameters: Parameters) -> None:
         parameters["weight"].data.copy_(nearly_polar(parameters["weight"].data))
@@ -158,64 +138,54 @@ class Orthogonal(MapFamily):
         return fit_with_bias(moments, self.bias, procrustes)
 
 
-def random_orthogonal(outputs: int, inputs: int, generator: torch.Generator) -> Float[Tensor, "outputs inputs"]:
-    """Orthonormal rows or columns in directions at random."""
-    return polar(torch.randn(outputs, inputs, generator=generator, dtype=torch.float64))
+def random_orthogonal(outputs: int, inputs: int, rng: Generator) -> Float[Tensor, "outputs inputs"]:
+    """Random orthonormal rows or columns."""
+    return polar(torch.randn(outputs, inputs, generator=rng, dtype=torch.float64))
 
 
 def nearly_polar(matrix: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
-    """The nearest matrix with orthonormal rows or columns by products alone (Newton and Schulz), for one near to it.
+    """The nearest matrix with orthonormal rows or columns, by Newton–Schulz steps from a matrix close to it.
 
-    Large singular values are brought below one first, as a longest row of the Gram matrix bounds them.
+    Singular values are first brought below one, by the bound that the rows of the Gram matrix give.
     """
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.mT
-    bound = (x @ x.mT).abs().sum(-1).max().sqrt()
-    x = x / bound.clamp(min=1.0)
+    x = x / (x @ x.mT).abs().sum(-1).max().sqrt().clamp(min=1.0)
     for _ in range(NEWTON_SCHULZ_ROUNDS):
         x = 1.5 * x - 0.5 * (x @ x.mT) @ x
     return x if wide else x.mT
 
 
-register(Orthogonal(), Orthogonal(bias=True))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Family "lowrank:k": matrices of rank at most k, as two factors.
-
-
 @dataclass(frozen=True)
 class LowRank(MapFamily):
-    """The features are taken to k numbers and from there to the outputs (rows 000-G29, 001-C09, 001-C28)."""
+    """Matrices of rank at most k, as two factors: features → k numbers → outputs."""
 
     rank: int
     bias: bool = False
 
     def __post_init__(self) -> None:
         if self.rank < 1:
-            raise InputError(f'A rank of {self.rank} was asked for. It must be 1 or more, as in "lowrank:4".')
+            raise InputError(f'rank must be at least 1, but is {self.rank}. Write, for example, "lowrank:4".')
 
     @property
     def name(self) -> str:
         return f"lowrank:{self.rank}{'+bias' if self.bias else ''}"
 
     def check(self, inputs: int, outputs: int) -> None:
-        if self.rank > min(inputs, outputs):
+        most = min(inputs, outputs)
+        if self.rank > most:
             raise MismatchError(
-                f"The family {self.name!r} was asked to take {inputs} features to {outputs}, and no such map has a "
-                f'rank above {min(inputs, outputs)}. Use "lowrank:{min(inputs, outputs)}" or less, or "linear".'
+                f"The family {self.name!r} cannot map {inputs} → {outputs} features: no such map has a rank above {most}. "
+                f'Use "lowrank:{most}" or less, or "linear".'
             )
 
-    def _start(
-        self, inputs: int, outputs: int, how: str, moments: PairMoments | None, generator: torch.Generator
-    ) -> Parameters:
+    def _start(self, inputs: int, outputs: int, how: str, moments: PairMoments | None, rng: Generator) -> Parameters:
         bias = None
         if how == "direct" and moments is not None:
             up, down = reduced_rank(moments.products(centred=self.bias), self.rank)
             bias = moments.b_mean - up @ (down @ moments.a_mean)
         elif how == "random":
-            up = random_orthogonal(outputs, self.rank, generator)
-            down = random_orthogonal(self.rank, inputs, generator)
+            up, down = random_orthogonal(outputs, self.rank, rng), random_orthogonal(self.rank, inputs, rng)
         else:
             up, down = torch.eye(outputs, self.rank), torch.eye(self.rank, inputs)
         return with_bias({"up": leaf(up), "down": leaf(down)}, bias, self.bias)
@@ -228,29 +198,18 @@ class LowRank(MapFamily):
 
     def direct(self, moments: PairMoments) -> LinearMap:
         self.check(moments.inputs, moments.outputs)
-
-        def fit(products: PairProducts) -> Tensor:
-            up, down = reduced_rank(products, self.rank)
-            return up @ down
-
-        return fit_with_bias(moments, self.bias, fit)
+        return fit_with_bias(moments, self.bias, lambda products: torch.matmul(*reduced_rank(products, self.rank)))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Sparse least squares (lasso) from moments alone, by accelerated descent (FISTA) for all outputs at once.
-
-
-#: The gap to the best value at which the descent ends, as a share of the value of the zero map.
-LASSO_GAP = 1e-7
-LASSO_STEPS = 20000
+# -- sparse ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Lasso:
-    """What `lasso` found. The same matrix is the answer to two problems (row 001-C10):
+    """What `lasso` found. The same matrix solves two problems:
 
-    ‖AM − B‖²/2n + squared·Σ|M|, and ‖AM − B‖ + unsquared·Σ|M|. `gap`: how far at most the value of the first is from
-    the best one, as a share of the value of the zero map. `steps`: how many it took.
+    ‖AM − B‖²/2n + squared·Σ|M|, and ‖AM − B‖ + unsquared·Σ|M|. `gap`: an upper bound of the distance of the first value
+    from its optimum, as a share of the value of the zero map. `steps`: the number of steps taken.
     """
 
     matrix: Float[Tensor, "outputs inputs"]
@@ -261,7 +220,9 @@ class Lasso:
 
 
 def lasso(products: PairProducts, strength: float, *, squared: bool = True) -> Lasso:
-    """The matrix M with the least ‖AM − B‖²/2n + strength·Σ|M|; with squared=False the least ‖AM − B‖ + strength·Σ|M|.
+    """The matrix M that minimises ‖AM − B‖²/2n + strength·Σ|M|; with squared=False, ‖AM − B‖ + strength·Σ|M|.
+
+    Only moments are needed. Accelerated descent (FISTA) treats all outputs at once.
 
     Example:
         >>> import torch
@@ -272,32 +233,32 @@ def lasso(products: PairProducts, strength: float, *, squared: bool = True) -> L
         tensor(1)
     """
     if not strength >= 0:
-        raise InputError(f"A lasso of strength {strength} was asked for. It must be a number from 0 on.")
+        raise InputError(f"The strength of a lasso must be at least 0, but is {strength}.")
     if strength == 0:
         return Lasso(solve(products).T, 0.0, 0.0, 0.0, 0)
-    found = _Descent(products)
+    descent = _Descent(products)
     if squared:
-        return found.down_to(strength)
-    # ‖r‖ is the least of ‖r‖²/2s + s/2 over s, so the two problems are solved in turn until s is ‖r‖ itself
-    size = found.whole
+        return descent.minimise(strength)
+    # ‖r‖ is the minimum of ‖r‖²/2s + s/2 over s, so both problems are solved in turn until s is ‖r‖ itself
+    size = descent.zero_residual
     while True:
-        answer, before = found.down_to(strength * size / products.count), size
-        size = found.residual()
-        if abs(size - before) <= 1e-8 * found.whole:
-            return answer
+        found, before = descent.minimise(strength * size / products.count), size
+        size = descent.residual()
+        if abs(size - before) <= 1e-8 * descent.zero_residual:
+            return found
 
 
 class _Descent:
-    """One matrix on its way down; a new strength goes on from where the last one ended.
+    """The state of the descent; another strength continues from the last matrix.
 
-    Columns of A are brought to length one, which changes the problem only by a threshold for each.
+    Columns of A are scaled to length one, which changes the problem only by one threshold per column.
     """
 
     def __init__(self, products: PairProducts) -> None:
         self.products, self.count = products, products.count
         self.matrix = torch.zeros_like(products.ab)
         self.slope = products.ab.clone()  # Aᵀ(B − AM)
-        self.whole = float(products.bb.trace().clamp(min=0).sqrt())
+        self.zero_residual = float(products.bb.trace().clamp(min=0).sqrt())
         lengths = products.aa.diagonal().clamp(min=0).sqrt()[:, None]
         self.inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
         self.aa = products.aa * self.inverse * self.inverse.T
@@ -308,11 +269,10 @@ class _Descent:
         left = self.products.bb.trace() - ((self.products.ab + self.slope) * self.matrix).sum()
         return float(left.clamp(min=0).sqrt())
 
-    def down_to(self, strength: float) -> Lasso:
-        """Steps from a point ahead of the last one; where that leads up again, the run begins anew."""
+    def minimise(self, strength: float) -> Lasso:
+        """FISTA, restarted whenever its momentum points uphill."""
         target, threshold = self.inverse * self.products.ab, self.step * strength * self.count * self.inverse
-        lengths = torch.where(self.inverse > 0, 1 / self.inverse, 0.0)
-        at = ahead = self.matrix * lengths
+        at = ahead = self.matrix * torch.where(self.inverse > 0, 1 / self.inverse, 0.0)
         steps, gap, pace = 0, self.gap(strength), 1.0
         while gap > LASSO_GAP and steps < LASSO_STEPS:
             moved = ahead + self.step * (target - self.aa @ ahead)
@@ -331,31 +291,27 @@ class _Descent:
         return Lasso(self.matrix.T.clone(), strength, unsquared, gap, steps)
 
     def gap(self, strength: float) -> float:
-        """The distance to a lower bound, the dual problem at the residual, shrunk until it is allowed there."""
+        """The distance to a lower bound: the dual problem at the residual, scaled down until it is feasible."""
         alpha, n = strength * self.count, self.count
-        if not self.whole:
+        if not self.zero_residual:
             return 0.0
         bb = self.products.bb.diagonal()
         left = (bb - ((self.products.ab + self.slope) * self.matrix).sum(0)).clamp(min=0)
         highest = self.slope.abs().amax(0)
         share = torch.where(highest > alpha, alpha / highest.clamp(min=1e-300), 1.0)
-        met = bb - (self.products.ab * self.matrix).sum(0)  # ⟨b, r⟩
+        inner = bb - (self.products.ab * self.matrix).sum(0)  # ⟨b, r⟩
         value = left / 2 + alpha * self.matrix.abs().sum(0)
-        bound = share * met - share.square() * left / 2
-        return float((value - bound).sum()) / n / (self.whole**2 / (2 * n))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Family "sparse:λ": a penalty on the sum of absolute entries holds matrices so small that most entries end at zero.
+        bound = share * inner - share.square() * left / 2
+        return float((value - bound).sum()) / n / (self.zero_residual**2 / (2 * n))
 
 
 @dataclass(frozen=True)
-class Sparse(MapFamily):
-    """Any matrix, with λ·Σ|W| added to the loss (rows 000-G38, 001-C10).
+class Sparse(WeightFamily):
+    """Any matrix, with λ·Σ|W| added to the loss, so that most entries end at zero.
 
-    `mean`: the penalty is λ times the mean of |W| in place of the sum, as in the code of Csiszárik et al. `threshold`:
-    entries below it are zero in the end; the papers zero at 1e-4 and count at 1e-3. `squared`: the direct fit is by
-    ‖AM − B‖²/2n, a lasso; False takes ‖AM − B‖ as printed.
+    `mean`: the penalty is λ times the mean of |W| instead of the sum, as in the code of Csiszárik et al. `threshold`:
+    smaller entries become zero at the end; the papers use 1e-4 for zeroing and 1e-3 for counting. `squared`: the direct
+    fit minimises ‖AM − B‖²/2n + the penalty, a lasso; False takes ‖AM − B‖ as printed.
     """
 
     strength: float
@@ -363,44 +319,29 @@ class Sparse(MapFamily):
     mean: bool = False
     squared: bool = True
     bias: bool = False
-    starts = ("direct", *PLAIN_STARTS)
 
     def __post_init__(self) -> None:
         if not (self.strength >= 0 and self.threshold >= 0):
             raise InputError(
-                f"The family sparse was asked for with strength {self.strength} and threshold {self.threshold}. Both "
-                'must be numbers from 0 on, as in "sparse:0.01".'
+                f"The strength and the threshold of the family sparse must be at least 0, but strength is {self.strength} "
+                f'and threshold is {self.threshold}. Write, for example, "sparse:0.01".'
             )
 
     @property
     def name(self) -> str:
         return f"sparse:{self.strength:g}{'+bias' if self.bias else ''}"
 
-    def _start(
-        self, inputs: int, outputs: int, how: str, moments: PairMoments | None, generator: torch.Generator
-    ) -> Parameters:
-        if how == "direct" and moments is not None:
-            found = self.direct(moments)
-        else:
-            found = LinearMap(start_matrix(inputs, outputs, how, generator))
-        return with_bias({"weight": leaf(found.matrix)}, found.bias, self.bias)
-
-    def map(self, parameters: Parameters) -> LinearMap:
-        return LinearMap(parameters["weight"], parameters.get("bias"))
-
     def final(self, parameters: Parameters) -> LinearMap:
-        weight, bias = parameters["weight"].detach(), parameters.get("bias")
-        kept = torch.where(weight.abs() > self.threshold, weight, 0.0)
-        return LinearMap(kept, None if bias is None else bias.detach())
+        found = self.map(parameters).detach()
+        return LinearMap(torch.where(found.matrix.abs() > self.threshold, found.matrix, 0.0), found.bias)
 
     def penalty(self, parameters: Parameters) -> Tensor:
         sizes = parameters["weight"].abs()
         return self.strength * (sizes.mean() if self.mean else sizes.sum())
 
     def direct(self, moments: PairMoments) -> LinearMap:
-        return fit_with_bias(moments, self.bias, lambda products: self.fit(products).matrix)
+        def fit(products: PairProducts) -> Tensor:
+            share = products.ab.numel() if self.mean else 1
+            return lasso(products, self.strength / share, squared=self.squared).matrix
 
-    def fit(self, products: PairProducts) -> Lasso:
-        """The lasso of the direct fit, with its strength in both scalings."""
-        share = products.ab.numel() if self.mean else 1
-        return lasso(products, self.strength / share, squared=self.squared)
+        return fit_with_bias(moments, self.bias, fit)

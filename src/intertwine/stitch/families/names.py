@@ -1,6 +1,4 @@
-"""Families by name ("linear", "lowrank:4", "group:tanh"), the family that an activation allows, and the direct fit of
-a family.
-"""
+"""Families by name ("linear", "lowrank:4", "group:tanh"), the family of an activation, and the direct fit of a family."""
 
 from __future__ import annotations
 
@@ -11,13 +9,22 @@ import torch
 
 from intertwine.errors import InputError, did_you_mean
 from intertwine.stitch.direct import LinearMap, PairMoments
-from intertwine.stitch.families.base import MapFamily, known_families
-from intertwine.stitch.families.linear import Linear, LowRank, Sparse
-from intertwine.stitch.families.permutations import Monomial
-from intertwine.symmetry.activation import ActivationGroup, activation_group
+from intertwine.stitch.families.base import MapFamily, known_families, register
+from intertwine.stitch.families.linear import IdentityFamily, Linear, LowRank, Orthogonal, Sparse
+from intertwine.stitch.families.permutations import MASKS, Birkhoff, Masked, Monomial, SoftSort
+from intertwine.symmetry.activation import activation_group
 
-# ----------------------------------------------------------------------------------------------------
-# The family that an activation calls for: the maps that pass it, as the engine finds them.
+#: Families whose names hold a number, and the type of the number.
+_BY_NUMBER: dict[str, tuple[Callable[..., MapFamily], type, str]] = {
+    "lowrank": (LowRank, int, "lowrank:4"),
+    "sparse": (Sparse, float, "sparse:0.01"),
+}
+
+register(IdentityFamily(), Linear(), Linear(bias=True))  # in the order of `families`
+register(*(Monomial(factors) for factors in ("one", "sign", "positive", "nonzero")))
+register(*(Monomial(factors, annealed=True) for factors in ("positive", "nonzero")))
+register(Orthogonal(), Orthogonal(bias=True), Birkhoff())
+register(*(Masked(mask, bias=bias) for mask in MASKS for bias in (False, True)), SoftSort())
 
 
 def family_of(activation: Callable[..., Any], side: str = "after") -> MapFamily:
@@ -25,11 +32,11 @@ def family_of(activation: Callable[..., Any], side: str = "after") -> MapFamily:
 
     Args:
         activation: any elementwise function. side: "after" the activation, where the factors are φ(a), or "before" it,
-            where they are a. An even function passes signs before it which are gone after it.
+            where they are a. An even function absorbs signs, so they exist only before it.
 
     Returns:
-        Permutations with the factors that the activation's scalar group has; all matrices for a linear function.
-        Factors of a discrete group besides (the powers of one number) are left out.
+        Permutations with the factors of the activation's scalar group; all matrices for a linear function. Other factors
+        of a discrete group (the powers of one number) are left out.
 
     Example:
         >>> import torch
@@ -39,48 +46,30 @@ def family_of(activation: Callable[..., Any], side: str = "after") -> MapFamily:
         'nonzero'
     """
     if side not in ("after", "before"):
-        raise InputError(f'The side {side!r} of an activation was asked for. It can be "after" or "before".')
+        raise InputError(f'Unknown side {side!r} of an activation. Choose "after" or "before".')
     group = activation_group(activation)
     if group.kind == "all":
         return Linear()
-    return Monomial(_factors(group, side))
-
-
-def _factors(group: ActivationGroup, side: str) -> str:
-    scaled = group.kind in ("positive", "nonzero")
-    signed = group.kind in ("sign", "nonzero")
+    scaled, signed = group.kind in ("positive", "nonzero"), group.kind in ("sign", "nonzero")
     if side == "after":  # φ(a) = a**exponent for positive a, and φ(−1) is the parity
-        scaled = scaled and bool(group.exponent)
-        signed = signed and group.parity == -1
-    return {(False, False): "one", (False, True): "sign", (True, False): "positive", (True, True): "nonzero"}[
-        scaled, signed
-    ]
+        scaled, signed = scaled and bool(group.exponent), signed and group.parity == -1
+    return Monomial(("nonzero" if signed else "positive") if scaled else "sign" if signed else "one")
 
 
 def named_activation(name: str) -> Callable[..., Any]:
     """The elementwise function of that name in `torch.nn.functional` or `torch`."""
-    for place in (torch.nn.functional, torch):
-        found = getattr(place, name, None)
+    for module in (torch.nn.functional, torch):
+        found = getattr(module, name, None)
         if callable(found) and not name.startswith("_"):
             return found
     raise InputError(
-        f"The group of the activation {name!r} was asked for, and neither torch.nn.functional nor torch has a function "
-        'of that name. Write one of them, as in "group:tanh", or pass family_of(your_function).'
+        f"Unknown activation {name!r}: neither torch.nn.functional nor torch has a function of that name. Name one of "
+        'theirs, as in "group:tanh", or pass family_of(your_function).'
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Families of stitching maps by name: "linear", "lowrank:4", "sparse:0.01", "relu", "group:tanh".
-
-
-_BY_NUMBER: dict[str, Callable[[str, bool], MapFamily]] = {
-    "lowrank": lambda text, bias: LowRank(int(text), bias=bias),
-    "sparse": lambda text, bias: Sparse(float(text), bias=bias),
-}
-
-
 def families() -> tuple[str, ...]:
-    """The names of all families; K, λ and the activation stand for what you write there.
+    """The names of all families. K and λ stand for a number, ACTIVATION for the name of a function.
 
     Example:
         >>> "relu" in families(), "lowrank:K" in families()
@@ -90,10 +79,10 @@ def families() -> tuple[str, ...]:
 
 
 def find_family(family: str | MapFamily) -> MapFamily:
-    """The family of that name; a family is returned as it is.
+    """The family of a name; a `MapFamily` is returned unchanged.
 
     Raises:
-        InputError: there is no such family, or its number is not one.
+        InputError: an unknown name, or an invalid number in it.
 
     Example:
         >>> find_family("lowrank:4")
@@ -107,33 +96,26 @@ def find_family(family: str | MapFamily) -> MapFamily:
     if family in known:
         return known[family]
     kind, _, rest = family.partition(":")
-    if kind in _BY_NUMBER:
-        return _numbered(family, kind, rest)
     if kind == "group" and rest:
         name, _, side = rest.partition(":")
         return family_of(named_activation(name), side or "after")
-    raise InputError(
-        f"The family {family!r} was asked for. {did_you_mean(family, families())}Families: {', '.join(families())}."
-    )
-
-
-def _numbered(family: str, kind: str, rest: str) -> MapFamily:
-    number, plus, bias = rest.partition("+")
-    try:
-        if plus and bias != "bias":
-            raise ValueError(bias)
-        return _BY_NUMBER[kind](number, bool(plus))
-    except InputError:
-        raise
-    except ValueError:
-        example = {"lowrank": "lowrank:4", "sparse": "sparse:0.01"}[kind]
+    if kind not in _BY_NUMBER:
         raise InputError(
-            f'The family {family!r} was asked for. {kind} takes one number, as in "{example}" or "{example}+bias".'
-        ) from None
+            f"Unknown family {family!r}. {did_you_mean(family, families())}Choose one of: {', '.join(families())}."
+        )
+    make, number_type, example = _BY_NUMBER[kind]
+    text, plus, bias = rest.partition("+")
+    try:
+        number = number_type(text)
+    except ValueError:
+        number = None
+    if number is None or (plus and bias != "bias"):
+        raise InputError(f'Invalid family {family!r}. {kind} takes one number, as in "{example}" or "{example}+bias".')
+    return make(number, bias=bool(plus))
 
 
 def fit_direct(family: str | MapFamily, moments: PairMoments) -> LinearMap:
-    """The member of a family nearest to taking the front's features to the back's, from their moments alone.
+    """The member of a family that maps the front's features closest to the back's, from their moments alone.
 
     Example:
         >>> import torch

@@ -8,11 +8,11 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from intertwine.align.matching import sinkhorn
 from intertwine.argument_types import Float
-from intertwine.errors import InputError, MismatchError, did_you_mean
+from intertwine.errors import InputError, did_you_mean
 from intertwine.stitch.direct import LinearMap, PairMoments, PairProducts, fit_with_bias
 from intertwine.stitch.families.base import (
     FACTORS,
@@ -22,41 +22,40 @@ from intertwine.stitch.families.base import (
     best_assignment,
     best_factors,
     check_injection,
+    check_square,
     correlations,
     default_factors,
     gains,
     leaf,
     matrix_from,
     random_order,
-    register,
+    ratio,
 )
 from intertwine.stitch.families.linear import with_bias
 
-# ----------------------------------------------------------------------------------------------------
-# Families "permutation", "relu" and their kin: every output is one input times a factor, no input used twice.
-#
-# What the factors may be depends on the activation: 1 ("permutation"), ±1 ("signed"), positive ("relu": the group G_ReLU)
-# or any but zero ("nonzero"). "relu" and "nonzero" keep the order they start from, which the direct fit finds well, and
-# train its scales. "permutation", "signed" and those called ":annealed" train the order too, through shares: a table of
-# scores gives a doubly stochastic matrix (Sinkhorn) that mixes the inputs. The scores are made sharper from epoch to
-# epoch; after `settle` of the training the best order by the scores is held, and what is left of the training goes to the
-# factors of this true member.
-
-
 NAMES = {"one": "permutation", "sign": "signed", "positive": "relu", "nonzero": "nonzero"}
-#: Of scaling rows and columns; few, for the shares need not add up exactly on the way.
+#: Few rounds suffice while training: the soft assignment need not add up exactly.
 SINKHORN_ROUNDS = 5
-#: Shares go with exp(PACE · scores), so that an optimiser whose steps suit the factors is fast enough for the scores.
+#: The soft assignment is sinkhorn(exp(PACE · scores)), so that one learning rate suits both factors and scores.
 PACE = 30.0
+MASKS = ("semi-match", "abs-semi-match", "random-permutation")
+BIRKHOFF_ROUNDS = 16
+FIRST_BIRKHOFF_ROUNDS = 100
 
 
 @dataclass(frozen=True)
 class Monomial(MapFamily):
-    """Matrices with one entry a row and at most one a column.
+    """Matrices with one entry per row and at most one per column: every output is one input times a factor.
 
-    `annealed`: the order is trained too, as it always is where there are no scales to train. `contrast`: shares begin
-    in proportion to exp(contrast · correlation). `sharper`: how many times larger the differences of scores are made up
-    to `settle`, the share of the training behind which the order is held.
+    The activation decides which factors are allowed: 1 ("permutation"), ±1 ("signed"), positive ("relu": the group
+    G_ReLU) or any but zero ("nonzero"). "relu" and "nonzero" keep the order of their start, which the direct fit finds
+    well, and train their scales. "permutation", "signed" and those called ":annealed" train the order too, by a soft
+    assignment: a table of scores gives a doubly stochastic matrix (Sinkhorn) that mixes the inputs. The scores are
+    sharpened from epoch to epoch. After the share `settle` of the training the best order by the scores is fixed, and
+    the rest of the training fits the factors of this member.
+
+    `annealed`: train the order too, as is always done where there are no scales. `contrast`: the soft assignment starts
+    in proportion to exp(contrast · correlation). `sharper`: by how much differences of scores grow until `settle`.
     """
 
     factors: str = "positive"
@@ -67,34 +66,36 @@ class Monomial(MapFamily):
 
     def __post_init__(self) -> None:
         if self.factors not in FACTORS:
-            raise InputError(f"Factors {self.factors!r} were asked for. They can be: {', '.join(FACTORS)}.")
+            raise InputError(f"Unknown factors {self.factors!r}. Choose one of: {', '.join(FACTORS)}.")
         if not (self.contrast > 0 and self.sharper >= 1 and 0 < self.settle <= 1):
             raise InputError(
-                f"The family {self.name!r} was asked for with contrast={self.contrast}, sharper={self.sharper} and "
-                f"settle={self.settle}. It needs a contrast above 0, sharper from 1 on, and 0 < settle ≤ 1."
+                f"The family {self.name!r} needs contrast > 0, sharper ≥ 1 and 0 < settle ≤ 1, but has contrast="
+                f"{self.contrast}, sharper={self.sharper} and settle={self.settle}."
             )
 
     @property
     def name(self) -> str:
-        scaled = self.factors in ("positive", "nonzero")
-        return NAMES[self.factors] + (":annealed" if scaled and self.annealed else "")
+        return NAMES[self.factors] + (":annealed" if self.scaled and self.annealed else "")
+
+    @property
+    def scaled(self) -> bool:
+        """Whether there are scales to train."""
+        return self.factors in ("positive", "nonzero")
 
     @property
     def fixed(self) -> bool:
-        """Whether the order of the start stays, and only factors are trained."""
-        return not self.annealed and self.factors in ("positive", "nonzero")
+        """Whether the order of the start stays, and only scales are trained."""
+        return self.scaled and not self.annealed
 
     @property
     def starts(self) -> tuple[str, ...]:  # pyrefly: ignore
-        """An order that is never changed must be a good one from the start."""
+        """A fixed order must be a good one from the start."""
         return ("direct", "identity") if self.fixed else ("direct", "identity", "random")
 
     def check(self, inputs: int, outputs: int) -> None:
         check_injection(self.name, inputs, outputs)
 
-    def _start(
-        self, inputs: int, outputs: int, how: str, moments: PairMoments | None, generator: torch.Generator
-    ) -> Parameters:
+    def _start(self, inputs: int, outputs: int, how: str, moments: PairMoments | None, rng: Generator) -> Parameters:
         factors, table = torch.ones(outputs), torch.ones(outputs, inputs)
         if how == "direct" and moments is not None:
             products = moments.products(centred=False)
@@ -105,39 +106,38 @@ class Monomial(MapFamily):
         elif how == "identity":
             order, scores = torch.arange(outputs), torch.eye(outputs, inputs)
         else:
-            order = random_order(inputs, outputs, generator)
-            # the order drawn is also the best one by the scores, and hardly ahead of the others
-            scores = (torch.rand(outputs, inputs, generator=generator) + matrix_from(order, factors, inputs)) / 10
+            order = random_order(inputs, outputs, rng)
+            # the random order is also the best by the scores, by a small margin
+            scores = (torch.rand(outputs, inputs, generator=rng) + matrix_from(order, factors, inputs)) / 10
         found = {"held": leaf(matrix_from(order, torch.ones_like(factors), inputs), trained=False)}
         found["table"] = leaf(table, trained=False)
-        if self.factors in ("positive", "nonzero"):
+        if self.scaled:
             found["log_scales"] = leaf((factors / table.gather(1, order[:, None])[:, 0]).log())
         if not self.fixed:
             found["scores"] = leaf(scores * (self.contrast / PACE))
-            found["sharpness"] = leaf(torch.ones((), device=scores.device), trained=False)
-            found["settled"] = leaf(torch.zeros((), device=scores.device), trained=False)
-            found["stepped"] = leaf(torch.zeros((), device=scores.device), trained=False)
+            for name, value in (("sharpness", 1.0), ("settled", 0.0), ("stepped", 0.0)):
+                found[name] = leaf(torch.tensor(value, device=scores.device), trained=False)
         return found
 
     def map(self, parameters: Parameters) -> LinearMap:
         order = parameters["held"]
         if not self.fixed:
-            order = torch.where(parameters["settled"] > 0, order, shares(PACE * parameters["scores"]))
+            order = torch.where(parameters["settled"] > 0, order, soft_assignment(PACE * parameters["scores"]))
         return self._scaled(order, parameters)
 
     def _scaled(self, order: Float[Tensor, "outputs inputs"], parameters: Parameters) -> LinearMap:
         matrix = parameters["table"] * order
-        return LinearMap(matrix * parameters["log_scales"].exp()[:, None] if "log_scales" in parameters else matrix)
+        return LinearMap(matrix * parameters["log_scales"].exp()[:, None] if self.scaled else matrix)
 
     def final(self, parameters: Parameters) -> LinearMap:
-        """The order that is held; where training ended before it settled, the best by the scores as they are."""
+        """With the fixed order; if training ended before `settle`, with the best order by the scores."""
         order = parameters["held"]
         if not self.fixed and bool(parameters["stepped"]) and not bool(parameters["settled"]):
             order = best_order(parameters["scores"])
         return self._scaled(order, parameters).detach()
 
     def project_(self, parameters: Parameters) -> None:
-        """Remember that the scores have moved: until then the order of the start is the better one."""
+        """Record that the scores have moved: before that, the order of the start is the better one."""
         if not self.fixed:
             parameters["stepped"].fill_(1.0)
 
@@ -159,44 +159,30 @@ class Monomial(MapFamily):
         return LinearMap(matrix_from(order, best_factors(products, order, self.factors), moments.inputs))
 
 
-def shares(logits: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
-    """The shares of the inputs in each output, as exp(logits); inputs that no output needs are left over.
+def soft_assignment(logits: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
+    """The share of every input in every output, from exp(logits) by Sinkhorn; unused inputs fill padding rows.
 
     Example:
         >>> import torch
-        >>> shares(torch.tensor([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])).round(decimals=3)
+        >>> soft_assignment(torch.tensor([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])).round(decimals=3)
         tensor([[1., 0., 0.], [0., 1., 0.]])
     """
     outputs, inputs = logits.shape
-    whole = torch.cat([logits, logits.new_zeros(inputs - outputs, inputs)]) if outputs < inputs else logits
-    return sinkhorn(whole, SINKHORN_ROUNDS)[:outputs]
+    square = torch.cat([logits, logits.new_zeros(inputs - outputs, inputs)]) if outputs < inputs else logits
+    return sinkhorn(square, SINKHORN_ROUNDS)[:outputs]
 
 
 def best_order(scores: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
     """The best assignment by the scores, as a matrix of zeros and ones."""
-    order = best_assignment(scores)
-    return matrix_from(order, torch.ones(len(order), dtype=scores.dtype, device=scores.device), scores.shape[1])
-
-
-register(
-    *(Monomial(factors) for factors in ("one", "sign", "positive", "nonzero")),
-    *(Monomial(factors, annealed=True) for factors in ("positive", "nonzero")),
-)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Family "masked:…": matrices with one entry a row in places that are chosen before training (row 001-C35).
-
-
-MASKS = ("semi-match", "abs-semi-match", "random-permutation")
+    return matrix_from(best_assignment(scores), torch.ones_like(scores[:, 0]), scores.shape[1])
 
 
 @dataclass(frozen=True)
 class Masked(MapFamily):
-    """Each output is one input times a factor; which one, the mask says.
+    """Matrices with one entry per row, at a position that a mask fixes before training.
 
-    "semi-match": the input that correlates best with the output, "abs-semi-match": by absolute value (an input may then
-    serve several outputs); "random-permutation": inputs at random by `seed`, none twice.
+    "semi-match": the input that correlates best with the output, "abs-semi-match": by absolute value (one input may then
+    serve several outputs); "random-permutation": random inputs by `seed`, each at most once.
     """
 
     mask: str = "semi-match"
@@ -207,7 +193,7 @@ class Masked(MapFamily):
     def __post_init__(self) -> None:
         if self.mask not in MASKS:
             raise InputError(
-                f"The mask {self.mask!r} was asked for. {did_you_mean(self.mask, MASKS)}Masks: {', '.join(MASKS)}."
+                f"Unknown mask {self.mask!r}. {did_you_mean(self.mask, MASKS)}Choose one of: {', '.join(MASKS)}."
             )
 
     @property
@@ -218,38 +204,35 @@ class Masked(MapFamily):
         if self.mask == "random-permutation":
             check_injection(self.name, inputs, outputs)
 
-    def _start(
-        self, inputs: int, outputs: int, how: str, moments: PairMoments | None, generator: torch.Generator
-    ) -> Parameters:
-        if moments is None:
-            if self.mask != "random-permutation":
-                raise InputError(
-                    f"The family {self.name!r} chooses its places by correlation, and no moments were given. Pass the "
-                    "moments of the features."
-                )
-            places = self._places(inputs, outputs, None)
-        else:
+    def _start(self, inputs: int, outputs: int, how: str, moments: PairMoments | None, rng: Generator) -> Parameters:
+        if moments is not None:
             places = self.places(moments)
+        elif self.mask == "random-permutation":
+            places = self._random_places(inputs, outputs)
+        else:
+            raise InputError(
+                f"The family {self.name!r} chooses its entries by correlation and needs moments of the features. Pass "
+                "moments."
+            )
         bias, weight = None, torch.ones(outputs)
         if how == "random":
-            weight = 2 * torch.rand(outputs, generator=generator) - 1
+            weight = 2 * torch.rand(outputs, generator=rng) - 1
         elif how == "direct" and moments is not None:
             found = self.direct(moments)
             weight, bias = found.matrix.gather(1, places.argmax(1, keepdim=True))[:, 0], found.bias
         return with_bias({"weight": leaf(weight), "mask": leaf(places, trained=False)}, bias, self.bias)
 
     def places(self, moments: PairMoments) -> Float[Tensor, "outputs inputs"]:
-        """One in every row where the entry may be, zero elsewhere."""
-        return self._places(moments.inputs, moments.outputs, moments)
+        """One where the entry of each row is, zero elsewhere."""
+        if self.mask == "random-permutation":
+            return self._random_places(moments.inputs, moments.outputs).to(moments.a_mean.device)
+        table = correlations(moments.products(centred=True))
+        order = (table.abs() if self.mask == "abs-semi-match" else table).argmax(1)
+        return matrix_from(order, torch.ones(moments.outputs, device=order.device), moments.inputs)
 
-    def _places(self, inputs: int, outputs: int, moments: PairMoments | None) -> Tensor:
-        if self.mask == "random-permutation" or moments is None:
-            order = random_order(inputs, outputs, torch.Generator().manual_seed(self.seed))
-            order = order if moments is None else order.to(moments.a_mean.device)
-        else:
-            table = correlations(moments.products(centred=True))
-            order = (table.abs() if self.mask == "abs-semi-match" else table).argmax(1)
-        return matrix_from(order, torch.ones(outputs, device=order.device), inputs)
+    def _random_places(self, inputs: int, outputs: int) -> Tensor:
+        order = random_order(inputs, outputs, torch.Generator().manual_seed(self.seed))
+        return matrix_from(order, torch.ones(outputs), inputs)
 
     def map(self, parameters: Parameters) -> LinearMap:
         return LinearMap(parameters["weight"][:, None] * parameters["mask"], parameters.get("bias"))
@@ -262,32 +245,35 @@ class Masked(MapFamily):
         places = self.places(moments)
 
         def fit(products: PairProducts) -> Tensor:
-            lengths = products.aa.diagonal()
-            return places * torch.where(lengths > 0, products.ab.T / torch.where(lengths > 0, lengths, 1.0), 0.0)
+            return places * ratio(products.ab.T, products.aa.diagonal())
 
         return fit_with_bias(moments, self.bias, fit)
 
 
-register(*(Masked(mask, bias=bias) for mask in MASKS for bias in (False, True)))
+# -- relaxations of G_ReLU ---------------------------------------------------------------------------------------------
 
 
-# ----------------------------------------------------------------------------------------------------
-# Family "relu:birkhoff": G_ReLU trained as printed by Godfrey et al. (2022), rows 000-G30 to G35.
-#
-# The permutation is relaxed to a doubly stochastic matrix P (a point of the Birkhoff polytope), the scales to a diagonal
-# D ≥ 0; the map is P·D. After every step entries below zero are cut and rows and columns scaled to one. This is a
-# heuristic: it is not the nearest point of the polytope. In the end P is rounded to a permutation.
+class Relaxation(MapFamily):
+    """A relaxation of G_ReLU: square matrices whose direct fit is that of "relu"."""
 
+    def check(self, inputs: int, outputs: int) -> None:
+        check_square(self.name, inputs, outputs)
 
-BIRKHOFF_ROUNDS = 16
-FIRST_BIRKHOFF_ROUNDS = 100
+    def direct(self, moments: PairMoments) -> LinearMap:
+        self.check(moments.inputs, moments.outputs)
+        return Monomial("positive").direct(moments)
 
 
 @dataclass(frozen=True)
-class Birkhoff(MapFamily):
-    """G_ReLU by projected descent. `alpha`: the weight of −‖P‖, which is least at permutations (row 000-G32).
+class Birkhoff(Relaxation):
+    """G_ReLU by projected descent, as printed by Godfrey et al. (2022).
 
-    `head_start`: the share of the training in which only P moves (row 000-G35).
+    The map is P·D: the permutation relaxed to a doubly stochastic matrix P (a point of the Birkhoff polytope), and scales
+    D ≥ 0. After every step negative entries become zero, and rows and columns are scaled to sum to one; this heuristic is
+    not the projection onto the polytope. At the end P is rounded to a permutation.
+
+    `alpha`: the weight of −‖P‖, which is smallest at permutations. `head_start`: the share of the training in which only
+    P moves.
     """
 
     alpha: float = 0.1
@@ -296,28 +282,23 @@ class Birkhoff(MapFamily):
     def __post_init__(self) -> None:
         if not (self.alpha >= 0 and 0 <= self.head_start <= 1):
             raise InputError(
-                f"relu:birkhoff was asked for with alpha={self.alpha} and head_start={self.head_start}. alpha must be "
-                "0 or more, head_start a share between 0 and 1."
+                f"relu:birkhoff needs alpha ≥ 0 and 0 ≤ head_start ≤ 1, but has alpha={self.alpha} and head_start="
+                f"{self.head_start}."
             )
 
     @property
     def name(self) -> str:
         return "relu:birkhoff"
 
-    def check(self, inputs: int, outputs: int) -> None:
-        check_square(self.name, inputs, outputs)
-
-    def _start(
-        self, inputs: int, outputs: int, how: str, moments: PairMoments | None, generator: torch.Generator
-    ) -> Parameters:
+    def _start(self, inputs: int, outputs: int, how: str, moments: PairMoments | None, rng: Generator) -> Parameters:
         mixture, scales = torch.eye(inputs), torch.ones(inputs)
         if how == "direct" and moments is not None:
             matrix = self.direct(moments).matrix
             mixture, scales = (matrix > 0).float(), matrix.amax(0)
         elif how == "random":
-            mixture = doubly_stochastic(torch.rand(outputs, inputs, generator=generator), FIRST_BIRKHOFF_ROUNDS)
-        kept = {"first_scales": leaf(scales, trained=False), "scaling": leaf(torch.zeros(()), trained=False)}
-        found = {"mixture": leaf(mixture), "scales": leaf(scales), **kept}
+            mixture = doubly_stochastic(torch.rand(outputs, inputs, generator=rng), FIRST_BIRKHOFF_ROUNDS)
+        constants = {"first_scales": leaf(scales, trained=False), "scaling": leaf(torch.zeros(()), trained=False)}
+        found = {"mixture": leaf(mixture), "scales": leaf(scales), **constants}
         self.refresh_(found, 0.0)
         return found
 
@@ -347,66 +328,41 @@ class Birkhoff(MapFamily):
     def decayed(self) -> frozenset[str]:
         return frozenset({"scales"})
 
-    def direct(self, moments: PairMoments) -> LinearMap:
-        self.check(moments.inputs, moments.outputs)
-        return Monomial("positive").direct(moments)
-
-
-def check_square(name: str, inputs: int, outputs: int) -> None:
-    """Refuse widths that differ."""
-    if inputs != outputs:
-        raise MismatchError(
-            f"The family {name!r} was asked to take {inputs} features to {outputs}. It has square matrices only. Use "
-            '"relu" where there are fewer outputs than inputs, or "linear".'
-        )
-
 
 def doubly_stochastic(matrix: Float[Tensor, "n n"], rounds: int = BIRKHOFF_ROUNDS) -> Float[Tensor, "n n"]:
-    """Columns, then rows scaled to sum to one, this many times (Sinkhorn; row 000-G31). No entry may be below zero.
+    """Columns, then rows of a non-negative matrix scaled to sum to one, in some rounds (Sinkhorn).
 
-    A column or row of zeros stays as it is. `sum_error` tells how far the sums are from one.
+    A column or row of zeros stays as it is.
 
     Example:
         >>> import torch
         >>> doubly_stochastic(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), rounds=1)
         tensor([[0.6667, 0.3333], [0.0000, 1.0000]])
     """
-    # scales of rows and columns are kept apart from the matrix: a recorded step reads it twice a round, writes it once
+    # the scales are kept apart from the matrix, which each round then reads twice and never writes
     smallest = torch.finfo(matrix.dtype).tiny  # zeros stay zeros
-    rows = matrix.new_ones(len(matrix))
-    columns = rows
+    rows = columns = matrix.new_ones(len(matrix))
     for _ in range(rounds):
         columns = torch.mv(matrix.mT, rows).clamp_(min=smallest).reciprocal_()
         rows = torch.mv(matrix, columns).clamp_(min=smallest).reciprocal_()
     return rows[:, None] * matrix * columns
 
 
-register(Birkhoff())
-
-
-# ----------------------------------------------------------------------------------------------------
-# Family "softsort": G_ReLU with the permutation as a soft sort of n numbers (row 000-G37).
-#
-# As printed the formula lacks an absolute value, and every row is then the same (row D9); it is here as it must be.
-
-
 @dataclass(frozen=True)
-class SoftSort(MapFamily):
-    """P·D with P = softmax(−|sort(s)1ᵀ − 1sᵀ|·n) and D = diag(e^λ); in the end every row is its largest entry."""
+class SoftSort(Relaxation):
+    """P·D with P = softmax(−|sort(s)1ᵀ − 1sᵀ|·n) and D = diag(e^λ); at the end every row is its largest entry.
+
+    The printed formula lacks the absolute value, without which all rows are equal.
+    """
 
     @property
     def name(self) -> str:
         return "softsort"
 
-    def check(self, inputs: int, outputs: int) -> None:
-        check_square(self.name, inputs, outputs)
-
-    def _start(
-        self, inputs: int, outputs: int, how: str, moments: PairMoments | None, generator: torch.Generator
-    ) -> Parameters:
+    def _start(self, inputs: int, outputs: int, how: str, moments: PairMoments | None, rng: Generator) -> Parameters:
         logs = torch.zeros(inputs)
         if how == "random":
-            return {"keys": leaf(2 * torch.rand(inputs, generator=generator) - 1), "log_scales": leaf(logs)}
+            return {"keys": leaf(2 * torch.rand(inputs, generator=rng) - 1), "log_scales": leaf(logs)}
         order = torch.arange(inputs)
         if how == "direct" and moments is not None:
             matrix = self.direct(moments).matrix
@@ -424,20 +380,16 @@ class SoftSort(MapFamily):
         order = rows.argmax(1)
         if len(order.unique()) < len(order):
             warnings.warn(
-                f"softsort: of {len(keys)} keys some are equal, so that the largest entries of the rows are no "
-                "permutation; the best assignment was taken.",
+                f"softsort: some of the {len(keys)} keys are equal, so the largest entries of the rows are no permutation. "
+                "The best assignment is used instead.",
                 stacklevel=2,
             )
             order = best_assignment(rows)
         return LinearMap(matrix_from(order, scales[order], len(keys)))
 
-    def direct(self, moments: PairMoments) -> LinearMap:
-        self.check(moments.inputs, moments.outputs)
-        return Monomial("positive").direct(moments)
-
 
 def soft_sort(keys: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
-    """Row i has its largest share at the i-th largest key; the temperature is 1/n.
+    """Row i has its largest entry at the i-th largest key; the temperature is 1/n.
 
     Example:
         >>> import torch
@@ -446,6 +398,3 @@ def soft_sort(keys: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
     """
     ordered = keys.sort(descending=True).values
     return torch.softmax(-(ordered[:, None] - keys[None, :]).abs() * len(keys), dim=1)
-
-
-register(SoftSort())
