@@ -56,7 +56,8 @@ class ConceptData:
     def __post_init__(self) -> None:
         if not self.names or len(self.names) != len(self.categories):
             raise InputError(
-                f"Every concept needs one category; found {len(self.names)} names and {len(self.categories)} categories."
+                f"Every concept needs one category; found {len(self.names)} names and {len(self.categories)} "
+                "categories."
             )
         check_again(self.batches)
         if len(set(self.names)) != len(self.names):
@@ -107,8 +108,8 @@ def check_again(batches: Iterable[Any]) -> None:
     """Refuse masks that can be read only once."""
     if isinstance(batches, Iterator):
         raise InputError(
-            "The masks are a generator, which can be read only once, but they are read again for the overlaps by chance and "
-            "for every rotation. Pass a tensor, a list, or an object whose __iter__ restarts."
+            "The masks are a generator, which can be read only once, but they are read again for the overlaps by "
+            "chance and for every rotation. Pass a tensor, a list, or an object whose __iter__ restarts."
         )
 
 
@@ -125,8 +126,8 @@ def _labels(batch: Any, count: int) -> Iterator[Labels]:
     for one in batch:
         if len(one.concepts) != len(one.masks) or one.masks.dim() != 3:
             raise InputError(
-                f"An image has {len(one.concepts)} concepts, but its masks are {kind_of(one.masks)}. Give one mask (height, width) "
-                "per concept."
+                f"An image has {len(one.concepts)} concepts, but its masks are {kind_of(one.masks)}. Give one mask "
+                "(height, width) per concept."
             )
         if len(one.concepts) and not 0 <= int(one.concepts.min()) <= int(one.concepts.max()) < count:
             raise MismatchError(
@@ -297,8 +298,8 @@ def _table(folder: Path, name: str, needed: Sequence[str]) -> list[dict[str, str
     file = folder / name
     if not file.is_file():
         raise InputError(
-            f"{folder} is no Broden folder: it has no {name}. Give the folder that holds index.csv, label.csv, category.csv "
-            "and images/."
+            f"{folder} is no Broden folder: it has no {name}. Give the folder that holds index.csv, label.csv, "
+            "category.csv and images/."
         )
     with file.open(encoding="utf-8", newline="") as lines:
         reader = csv.DictReader(lines)

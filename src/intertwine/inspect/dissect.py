@@ -1,4 +1,4 @@
-"""`dissect`: the concepts that the units of a layer respond to, from thresholds of activations and overlaps of masks."""
+"""`dissect`: the concepts of the units of a layer, from thresholds of activations and overlaps of masks."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def image_batches(images: Any) -> Any:
         return [(part, None) for part in images]
     if isinstance(images, Iterator):
         raise InputError(
-            "The images are a generator, which can be read only once, but dissection reads them at least twice. Pass a tensor, "
-            "a list of batches or a DataLoader without shuffling."
+            "The images are a generator, which can be read only once, but dissection reads them at least twice. Pass "
+            "a tensor, a list of batches or a DataLoader without shuffling."
         )
     return images
 
@@ -103,8 +103,8 @@ def _order(layer: CapturedLayer) -> tuple[int, ...]:
     if layer.layout.count("p") != 2 or layer.layout.count("c") != 1 or len(layer.layout) != 4:
         raise InputError(
             f"Dissection needs maps of channels over two axes of positions, but {layer.name!r} ({layer.module}) gives "
-            f"{'×'.join(map(str, layer.shape)) or 'one number'} per image, layout {layer.layout!r}. Choose a layer before the "
-            "positions are pooled or flattened, such as the last convolution."
+            f"{'×'.join(map(str, layer.shape)) or 'one number'} per image, layout {layer.layout!r}. Choose a layer "
+            "before the positions are pooled or flattened, such as the last convolution."
         )
     rows = [axis for axis, letter in enumerate(layer.layout) if letter == "p"]
     return layer.layout.index("n"), layer.layout.index("c"), *rows
@@ -153,8 +153,8 @@ class TopValues:
         """The quantile of every unit, with linear interpolation as in numpy.quantile."""
         if self.seen != self.values:
             raise InputError(
-                f"There must be {self.values:,} values per unit, but there are {self.seen:,}. The images must be the same in every "
-                "pass and give maps of one size; turn dropping and random sampling off."
+                f"There must be {self.values:,} values per unit, but there are {self.seen:,}. The images must be the "
+                "same in every pass and give maps of one size; turn dropping and random sampling off."
             )
         self._sort_in()
         assert self._best is not None
@@ -178,7 +178,8 @@ PIXELS = 2**23
 class Overlaps:
     """Counts of pixels: intersections (units × concepts), areas of units per category and areas of concepts.
 
-    The sums of a concept run over the images in which some concept of its category is labelled, as in Bau et al. (2017).
+    The sums of a concept run over the images in which some concept of its category is labelled, as in Bau et al.
+    (2017).
 
     >>> import torch
     >>> sums = Overlaps(units=1, categories=["colour"])
@@ -231,8 +232,8 @@ def unit_masks(
 ) -> list[tuple[Tensor, Float[Tensor, "active pixels"]]]:
     """For parts of the active units of an image: their numbers, and 1 where the enlarged map exceeds the threshold.
 
-    Bilinear interpolation never exceeds the largest value, so units whose map stays below the threshold have empty masks
-    and are left out.
+    Bilinear interpolation never exceeds the largest value, so units whose map stays below the threshold have empty
+    masks and are left out.
     """
     active = (maps.flatten(1).amax(1) > thresholds).nonzero()[:, 0]
     if not len(active):
@@ -271,9 +272,9 @@ def dissect(
 ) -> Dissection:
     """The concept that every unit of a layer responds to, in the network's own basis or a rotated one.
 
-    After Bau et al. (2017): 0.5 % of a unit's activations over the data set exceed its threshold; its map is enlarged to
-    the size of the concepts' masks and thresholded; the unit stands for the concept with the largest intersection over
-    union, summed over the data set, if that is above 0.04.
+    After Bau et al. (2017): 0.5 % of a unit's activations over the data set exceed its threshold; its map is enlarged
+    to the size of the concepts' masks and thresholded; the unit stands for the concept with the largest intersection
+    over union, summed over the data set, if that is above 0.04.
 
     Args:
         model: any network of images; it is not changed. at: a layer that gives maps, see `intertwine.data.layers`.
@@ -311,14 +312,14 @@ def dissect_maps(
     if rotation is not None:
         if tuple(rotation.shape) != (maps.units, maps.units):
             raise MismatchError(
-                f"The rotation is {tuple(rotation.shape)}, but {maps.at!r} has {maps.units} units. Give a matrix {maps.units} × "
-                f"{maps.units}, such as intertwine.rotation({maps.units}, alpha, seed)."
+                f"The rotation is {tuple(rotation.shape)}, but {maps.at!r} has {maps.units} units. Give a matrix "
+                f"{maps.units} × {maps.units}, such as intertwine.rotation({maps.units}, alpha, seed)."
             )
         check_rotation(rotation)
     if settings.null < 0 or (settings.null and maps.images <= settings.null):
         raise InputError(
-            f"null must be at least 0 and less than the number of images, {maps.images}, but is {settings.null}. Give null=0 to "
-            "leave it out, or more images."
+            f"null must be at least 0 and less than the number of images, {maps.images}, but is {settings.null}. Give "
+            "null=0 to leave it out, or more images."
         )
     top = TopValues(maps.images * maps.size[0] * maps.size[1], settings.share)
     for batch in maps:
@@ -347,14 +348,16 @@ def _overlaps(
         if one is None or labels is None:
             found = sum(1 for _ in concepts.images())
             raise MismatchError(
-                f"There are {maps.images} images, but masks of {found}. Give the masks of exactly these images, in their order."
+                f"There are {maps.images} images, but masks of {found}. Give the masks of exactly these images, in "
+                "their order."
             )
         size = size or _mask_size(labels[0], maps)
         for offset, some in zip(offsets, labels, strict=True):
             if tuple(some.masks.shape[-2:]) != size:
                 raise InputError(
-                    f"The masks of image {(number + offset) % maps.images} are {some.masks.shape[-2]}×{some.masks.shape[-1]}, but "
-                    f"those of the first are {size[0]}×{size[1]}. Resize all masks to one size."
+                    f"The masks of image {(number + offset) % maps.images} are "
+                    f"{some.masks.shape[-2]}×{some.masks.shape[-1]}, but those of the first are {size[0]}×{size[1]}. "
+                    "Resize all masks to one size."
                 )
         present = [each.add_concepts(some) for each, some in zip(sums, labels, strict=True)]
         for active, seen in unit_masks(one, thresholds, size):
@@ -376,8 +379,8 @@ def _mask_size(labels: Labels, maps: Maps) -> tuple[int, int]:
         (height, width), ratio = maps.seen, size[0] * maps.seen[1] / max(1, size[1] * maps.seen[0])
         if not 0.97 < ratio < 1.03:
             raise InputError(
-                f"The masks are {size[0]}×{size[1]}, but the images {height}×{width}: their aspect ratios differ. Crop or "
-                "stretch both alike; sizes may differ."
+                f"The masks are {size[0]}×{size[1]}, but the images {height}×{width}: their aspect ratios differ. "
+                "Crop or stretch both alike; sizes may differ."
             )
     return size
 
@@ -389,8 +392,8 @@ def _result(
     occurs = (real.of_concepts > 0).nonzero()[:, 0].tolist()
     if not occurs:
         raise InputError(
-            f"None of the {len(concepts.names)} concepts occurs in any of the {maps.images} images: every mask is empty. Check "
-            "that the masks belong to these images."
+            f"None of the {len(concepts.names)} concepts occurs in any of the {maps.images} images: every mask is "
+            "empty. Check that the masks belong to these images."
         )
     names, kinds = (tuple(words[i] for i in occurs) for words in (concepts.names, concepts.categories))
     iou = real.iou()[:, occurs].cpu()
@@ -404,6 +407,6 @@ def _result(
     null = ChanceOverlaps(torch.stack([sums.iou().amax(1).cpu() for sums in shifted])) if shifted else None
     left_out = tuple(name for i, name in enumerate(concepts.names) if i not in set(occurs))
     return Dissection(
-        at=maps.at, units=units, level=settings.level, share=settings.share, images=maps.images, names=names, categories=kinds,
-        iou=iou, left_out=left_out, null=null, rotated=rotated,
+        at=maps.at, units=units, level=settings.level, share=settings.share, images=maps.images, names=names,
+        categories=kinds, iou=iou, left_out=left_out, null=null, rotated=rotated,
     )  # fmt: skip

@@ -289,8 +289,8 @@ def check_images(images: Any) -> None:
         return
     kind = f" of {str(images.dtype).removeprefix('torch.')}" if isinstance(images, Tensor) else ""
     raise InputError(
-        f"Images must be one floating-point tensor (images, channels, height, width), but are {kind_of(images)}{kind}. Give "
-        "at least one image, normalised as the network takes them."
+        "Images must be one floating-point tensor (images, channels, height, width), but are "
+        f"{kind_of(images)}{kind}. Give at least one image, normalised as the network takes them."
     )
 
 
@@ -312,7 +312,7 @@ def check_units(units: SupportsIndex | Iterable[SupportsIndex], features: int, a
     wrong = [unit for unit in chosen if not 0 <= unit < features]
     if not chosen or wrong or len(set(chosen)) < len(chosen):
         raise InputError(
-            f"units={wrong or list(chosen)} is invalid at {at!r}, which has {features} features. Give numbers from 0 to "
-            f"{features - 1}, each once."
+            f"units={wrong or list(chosen)} is invalid at {at!r}, which has {features} features. Give numbers from 0 "
+            f"to {features - 1}, each once."
         )
     return chosen

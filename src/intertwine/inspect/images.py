@@ -45,8 +45,8 @@ def _pixels(image: Tensor) -> Tensor:
     """Height × width × one or three colours."""
     if image.dim() != 3 or not image.numel():
         raise InputError(
-            f"An image must be (channels, height, width), but is {tuple(image.shape)}. Only maps of images can be drawn; the "
-            "values of others are in the result."
+            f"An image must be (channels, height, width), but is {tuple(image.shape)}. Only maps of images can be "
+            "drawn; the values of others are in the result."
         )
     shown = image.detach().float().cpu()
     if len(shown) not in (1, 3):

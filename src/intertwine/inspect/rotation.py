@@ -1,8 +1,8 @@
 """Rotations of a feature basis: Q drawn uniformly from SO(n), and its powers Q^α along the shortest path from I to Q.
 
 Every rotation turns a set of planes, each by an angle between −π and π: Q = V R(θ) Vᵀ. Its power Q^α = V R(αθ) Vᵀ turns
-the same planes by α times the angle. Planes and angles come from the symmetric part (Q + Qᵀ)/2, whose eigenspaces are the
-planes, and a real Schur form inside each group of eigenvalues too close to separate.
+the same planes by α times the angle. Planes and angles come from the symmetric part (Q + Qᵀ)/2, whose eigenspaces are
+the planes, and a real Schur form inside each group of eigenvalues too close to separate.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _angles(basis: Float[Tensor, "n n"], image: Float[Tensor, "n n"], at: Int[Tensor, " pairs"]) -> Tensor:
-    """The angles by which Q turns the planes of the columns `at` and `at + 1`, with the sign that an arccos would lose."""
+    """The angles by which Q turns the planes of the columns `at` and `at + 1`, with their signs."""
     first, second = basis[:, at], basis[:, at + 1]
     cosine = (first * image[:, at] + second * image[:, at + 1]).sum(0)
     sine = (second * image[:, at] - first * image[:, at + 1]).sum(0)
@@ -171,7 +171,7 @@ def _angles(basis: Float[Tensor, "n n"], image: Float[Tensor, "n n"], at: Int[Te
 
 
 def _schur(basis: Float[Tensor, "n some"], image: Float[Tensor, "n some"]) -> tuple[Tensor, Tensor, Tensor]:
-    """An invariant space of Q: its basis with planes first, the angles of the planes, and the other, real eigenvalues."""
+    """An invariant space of Q: its basis, planes first, the angles of the planes, and the real eigenvalues."""
     both: Any = scipy.linalg.schur((basis.T @ image).numpy(), output="real")
     form, inner = both
     planar = [at for at, width in schur_blocks(form) if width == 2]
@@ -214,11 +214,11 @@ def check_rotation(matrix: Float[Tensor, "rows columns"], tolerance: float = 1e-
     off = (wide @ wide.T - torch.eye(shape[0], dtype=wide.dtype, device=wide.device)).abs().max().item()
     if not off < tolerance:
         raise InputError(
-            f"The matrix {shape} is not orthogonal: Q Qᵀ differs from the identity by {off:.2g}. Give a rotation, such as one "
-            "of intertwine.rotation(n, alpha, seed)."
+            f"The matrix {shape} is not orthogonal: Q Qᵀ differs from the identity by {off:.2g}. Give a rotation, "
+            "such as one of intertwine.rotation(n, alpha, seed)."
         )
     if torch.linalg.slogdet(wide).sign < 0:
         raise InputError(
-            f"The matrix {shape} has determinant −1: it is a reflection, which no path of rotations reaches. Change the sign of "
-            "one column."
+            f"The matrix {shape} has determinant −1: it is a reflection, which no path of rotations reaches. Change "
+            "the sign of one column."
         )

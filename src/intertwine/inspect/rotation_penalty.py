@@ -65,7 +65,7 @@ class PenaltyTrial:
 
     @property
     def best(self) -> float:
-        """Accuracy of the best epoch on the test data; Godfrey et al. report it, although it is selected on these data."""
+        """Accuracy of the best epoch, which is selected on the test data, as in Godfrey et al."""
         return max(self.history, default=self.inserted)
 
     @property
@@ -214,8 +214,8 @@ class LayerSplit:
             self._back = split_network(self.rest, places, copied_arguments(example.call), {}, complete=True)
         if reason := self._front.reason or self._back.reason:
             raise InputError(
-                f"The network cannot be split at {at!r}, so the later layers cannot be trained alone: {reason}. Use a network "
-                "that torch.fx can trace."
+                f"The network cannot be split at {at!r}, so the later layers cannot be trained alone: {reason}. Use a "
+                "network that torch.fx can trace."
             )
         self.layout = self._front.layouts[0]
         self.example = self._pass(example)
@@ -263,8 +263,8 @@ class LayerSplit:
         outputs, batch = self.outputs(passed, matrix), passed.batch
         if classes_second(getattr(outputs, "logits", outputs), batch.targets) is None:
             raise InputError(
-                "A rotation penalty is a difference of accuracies, so the outputs must be one number per class, and the "
-                "targets classes. Pass batches of (inputs, classes)."
+                "A rotation penalty is a difference of accuracies, so the outputs must be one number per class, and "
+                "the targets classes. Pass batches of (inputs, classes)."
             )
         sums = score(outputs, batch.targets, batch.samples, None)
         return sums[0] / sums[1], sums.detach()
@@ -326,7 +326,8 @@ def rotation_penalty(
 
     This is the sanity check of intertwiners in Godfrey et al. 2022, section 3.3: later layers can undo a member of
     G_ReLU, but not a rotation. A fixed matrix acts on the channels of the layer. The network up to it is frozen; the
-    layers after it are trained with Adam in a copy, with dropout and BatchNorm as in training. The model is not changed.
+    layers after it are trained with Adam in a copy, with dropout and BatchNorm as in training. The model is not
+    changed.
 
     Args:
         model: any network that torch.fx can trace. at: a layer before its activation, or several; see
@@ -361,8 +362,8 @@ def rotation_penalty(
         check_kind(one)
     if not (places and kinds and numbers) or epochs < 0:
         raise InputError(
-            f"There are {len(places)} layers, {len(kinds)} kinds, {len(numbers)} seeds and {epochs} epochs. Give at least one "
-            f"layer, one kind ({', '.join(KINDS)}) and one seed, and epochs of at least 0."
+            f"There are {len(places)} layers, {len(kinds)} kinds, {len(numbers)} seeds and {epochs} epochs. Give at "
+            f"least one layer, one kind ({', '.join(KINDS)}) and one seed, and epochs of at least 0."
         )
     check_readable_again(data)
     check_readable_again(test)
@@ -417,8 +418,9 @@ def _transform(
         args, kwargs = copied_arguments(first.batch.call)
         if not alike(split.outputs(first, matrix), split.model(*args, **kwargs)):
             raise InputError(
-                f"The later layers do not undo an element of the network's group at {split.at!r}: it also moves values that "
-                "go around the layer, as in a residual block. Use a layer inside the block, or one after its sum."
+                f"The later layers do not undo an element of the network's group at {split.at!r}: it also moves "
+                "values that go around the layer, as in a residual block. Use a layer inside the block, or one after "
+                "its sum."
             )
     return matrix, moved
 
@@ -468,7 +470,7 @@ def _read_trial(file: Path | None, plan: dict[str, Any]) -> dict[str, Any] | Non
     differ = [key for key in plan if held["plan"].get(key) != plan[key]]
     if differ:
         raise InputError(
-            f"{file} holds a trial of another plan, which differs in {', '.join(differ)}. Give another folder, or remove this "
-            "one."
+            f"{file} holds a trial of another plan, which differs in {', '.join(differ)}. Give another folder, or "
+            "remove this one."
         )
     return held["found"]

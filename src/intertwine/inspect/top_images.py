@@ -73,8 +73,8 @@ def top_images(
     Args:
         model: any network of images; it is not changed. at: a layer, see `intertwine.data.layers`.
         images: (images, channels, height, width). units: the features, each by itself.
-        count: images per feature. rotation: a matrix that multiplies the features, R·x at every position; units are then
-            rows of it. layout: of the features, if it cannot be inferred. batch: images at once.
+        count: images per feature. rotation: a matrix that multiplies the features, R·x at every position; units are
+            then rows of it. layout: of the features, if it cannot be inferred. batch: images at once.
 
     Raises:
         InputError: an unknown layer or feature, no images. MismatchError: a rotation of another size.

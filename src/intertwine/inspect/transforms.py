@@ -97,7 +97,7 @@ def random_element(
     acting = [wire.name for wire in sym.wires if not torch.equal(matrix(wire.name), units)]
     if not acting:
         raise InputError(
-            f"Only the identity of the network's group acts at {at!r}; .frozen of intertwine.symmetry(model, ...) says why. "
-            "Use the kinds relu or orthogonal, or another layer."
+            f"Only the identity of the network's group acts at {at!r}; .frozen of intertwine.symmetry(model, ...) "
+            "says why. Use the kinds relu or orthogonal, or another layer."
         )
     return matrix(*acting), sym.act(g.only(*acting), model)

@@ -68,7 +68,7 @@ class Stitches(Sequence[Stitch]):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The families, each once, with the fit and settings in which stitches of one family differ, except for the seed."""
+        """The families, each once, with the fit and settings in which stitches of one family differ; seeds aside."""
         return tuple(dict.fromkeys(self._labels.values()))
 
     def named(self) -> Iterator[tuple[Stitch, str]]:
@@ -155,7 +155,7 @@ class Stitches(Sequence[Stitch]):
         return data_frame(self.to_rows())
 
     def table(self, what: str | None = None) -> dict[tuple[str, str], list[float]]:
-        """(place, kind) → a number of each stitch there; by default the first of penalty, accuracy and loss that exists."""
+        """(place, kind) → a number of each stitch; by default the first existing of penalty, accuracy and loss."""
         chosen = what or self._what()
         found: dict[tuple[str, str], list[float]] = {}
         for stitch, kind in self.named():
@@ -169,7 +169,7 @@ class Stitches(Sequence[Stitch]):
         )
 
     def plot(self, what: str | None = None) -> Figure:
-        """Penalties per place, one line per kind, with whiskers of one standard deviation if there are several of a kind.
+        """Penalties per place, one line per kind; whiskers are one standard deviation over several stitches.
 
         A star marks a place inside a residual block, whose skip connection goes around the stitch.
         """

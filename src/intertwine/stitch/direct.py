@@ -33,8 +33,8 @@ class LinearMap:
         """The map of every row, in the precision of the rows."""
         if rows.shape[-1] != self.inputs:
             raise MismatchError(
-                f"The map is {self.inputs} → {self.outputs}, but the rows have {rows.shape[-1]} features. Put the features on "
-                "the last axis, or fit a map of this width."
+                f"The map is {self.inputs} → {self.outputs}, but the rows have {rows.shape[-1]} features. Put the "
+                "features on the last axis, or fit a map of this width."
             )
         bias = None if self.bias is None else self.bias.to(rows)
         return torch.nn.functional.linear(rows, self.matrix.to(rows), bias)
@@ -111,8 +111,8 @@ class PairMoments:
         """
         if a.shape[:-1].numel() != b.shape[:-1].numel():
             raise MismatchError(
-                f"There are {a.shape[:-1].numel()} rows of the front, but {b.shape[:-1].numel()} of the back. Resize both to the "
-                "same positions first, so that the rows correspond."
+                f"There are {a.shape[:-1].numel()} rows of the front, but {b.shape[:-1].numel()} of the back. Resize "
+                "both to the same positions first, so that the rows correspond."
             )
         a, b = (x.detach() for x in (a, b))
         if not a.numel() or not b.numel():
@@ -124,8 +124,8 @@ class PairMoments:
             self._joint = self._total.new_zeros(len(self._total), len(self._total))
         if (a.shape[-1], b.shape[-1]) != (self.inputs, self.outputs):
             raise MismatchError(
-                f"Earlier batches have {self.inputs} features of the front and {self.outputs} of the back, but this one has "
-                f"{a.shape[-1]} and {b.shape[-1]}. Use one PairMoments per stitch point."
+                f"Earlier batches have {self.inputs} features of the front and {self.outputs} of the back, but this "
+                f"one has {a.shape[-1]} and {b.shape[-1]}. Use one PairMoments per stitch point."
             )
         if _channels_first(a) and _channels_first(b) and a.shape[:-1] == b.shape[:-1]:
             self._add_channels_first(a.mT, b.mT)
@@ -198,8 +198,8 @@ class PairMoments:
         mean = self._begun() + self._total / self.count
         if not bool(self._joint.isfinite().all()):
             raise InputError(
-                f"Some of the {self.count} rows hold NaN or infinity, so no map can be fitted. Find the first layer of the "
-                "front or the back that gives one."
+                f"Some of the {self.count} rows hold NaN or infinity, so no map can be fitted. Find the first layer "
+                "of the front or the back that gives one."
             )
         joint = self._joint.triu() + self._joint.triu(1).T
         inner = joint - torch.outer(self._total, self._total) / self.count

@@ -69,8 +69,8 @@ class TrainingCheckpoints:
         if found != wanted:
             differ = [key for key in wanted if (found or {}).get(key) != wanted[key]] or ["its form"]
             raise InputError(
-                f"{self.folder} holds stitches of another plan, which differs in {', '.join(differ)}. Give another folder, "
-                "or remove this one."
+                f"{self.folder} holds stitches of another plan, which differs in {', '.join(differ)}. Give another "
+                "folder, or remove this one."
             )
         return SavedTraining(tensors, about["left"])
 

@@ -163,7 +163,7 @@ def _common(first: Stitch, second: Stitch) -> StitchedNetwork:
         )
     if a.statistics is not None or b.statistics is not None:
         raise InputError(
-            "The stitches have BatchNorm statistics of their own (norm='adapt'), which cannot be interpolated. Fit them "
-            "with norm='frozen'."
+            "The stitches have BatchNorm statistics of their own (norm='adapt'), which cannot be interpolated. Fit "
+            "them with norm='frozen'."
         )
     return a

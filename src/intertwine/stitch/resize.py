@@ -102,8 +102,8 @@ def resize_rows(
         return rows if front.kind == "vector" else rows.mean(1, keepdim=True)
     if front.kind == "vector":
         raise MismatchError(
-            f"The front has {front}, and the back {back}: a vector has no positions. Choose a layer of the front before it "
-            "pools or flattens its positions, or a layer of the back after that."
+            f"The front has {front}, and the back {back}: a vector has no positions. Choose a layer of the front "
+            "before it pools or flattens its positions, or a layer of the back after that."
         )
     if front.sizes == back.sizes or (front.kind != back.kind and prod(front.sizes) == prod(back.sizes)):
         return rows
@@ -128,8 +128,8 @@ def _patches(
 ) -> tuple[int, tuple[int, ...]]:
     """How many leading tokens have no position, and the grid of the others, whose sides have the ratio of `like`.
 
-    As few tokens as possible are leading. Signals, which have one axis, match any number of tokens: there, one token more
-    than positions counts as a class token.
+    As few tokens as possible are leading. Signals, which have one axis, match any number of tokens: there, one token
+    more than positions counts as a class token.
     """
     count = prod(tokens.sizes)
     if len(like) == 1:
@@ -161,6 +161,6 @@ def _resized(
 
 def _unlike(front: FeatureForm, back: FeatureForm, why: str) -> MismatchError:
     return MismatchError(
-        f"The front has {front}, and the back {back}: {why}. Choose layers with matching positions, for example after a "
-        "pooling of the back, or name the axes with layouts={path: 'ncpp'}."
+        f"The front has {front}, and the back {back}: {why}. Choose layers with matching positions, for example after "
+        "a pooling of the back, or name the axes with layouts={path: 'ncpp'}."
     )

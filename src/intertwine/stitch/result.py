@@ -43,9 +43,9 @@ class Closeness:
     Attributes:
         relu: to a permutation times positive scales, the group of ReLU. permutation: to a permutation.
         orthogonal: to a rotation or reflection; not exactly 0 for members, because of rounding.
-        largest: the mean over rows of the largest entry, after columns and then rows of |M| are scaled to sum to 1. That
-            removes the scales: for M = P·D with P doubly stochastic it is the mean largest entry of a row of P, and 1 for
-            a member of the group.
+        largest: the mean over rows of the largest entry, after columns and then rows of |M| are scaled to sum to 1.
+            That removes the scales: for M = P·D with P doubly stochastic it is the mean largest entry of a row of P,
+            and 1 for a member of the group.
     """
 
     relu: float | None
@@ -143,8 +143,8 @@ def _finite(matrix: Tensor) -> Tensor:
     m = matrix.detach().double().cpu()
     if not bool(m.isfinite().all()):
         raise InputError(
-            "The matrix of the stitch has NaN or infinite entries, so it has no rank and no nearest member of a group. The "
-            "training diverged: see .diverged, and lower the rate or the penalty."
+            "The matrix of the stitch has NaN or infinite entries, so it has no rank and no nearest member of a "
+            "group. The training diverged: see .diverged, and lower the rate or the penalty."
         )
     return m
 

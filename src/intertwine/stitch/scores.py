@@ -149,8 +149,8 @@ class Scorer:
         given = classes_second(outputs, many)
         if given is None or given.shape[1:] != own.shape[1:]:
             raise InputError(
-                f"The outputs of {self.copies} stitched networks must be {self.copies} times as many as the back network's, "
-                f"{tuple(own.shape)}, one network after another, but are {tuple(outputs.shape)}."
+                f"The outputs of {self.copies} stitched networks must be {self.copies} times as many as the back "
+                f"network's, {tuple(own.shape)}, one network after another, but are {tuple(outputs.shape)}."
             )
         self._check_range(targets, own.shape[1])
         shape = (self.copies, *own.shape)
@@ -206,8 +206,9 @@ def _check_classes(found: Int[Tensor, " 2"], classes: int) -> None:
     low, high = found.tolist()
     if low < 0 or high >= classes:
         raise InputError(
-            f"The data has the class {high if high >= classes else low}, but the back network has {classes} classes, 0 to "
-            f"{classes - 1}. Give data with its classes, or a back network that was trained on the classes of the data."
+            f"The data has the class {high if high >= classes else low}, but the back network has {classes} classes, "
+            f"0 to {classes - 1}. Give data with its classes, or a back network that was trained on the classes of "
+            "the data."
         )
 
 
@@ -246,8 +247,8 @@ def logits_of(outputs: Any) -> Tensor:
     found = getattr(outputs, "logits", outputs)
     if not isinstance(found, Tensor):
         raise InputError(
-            f"Stitches are trained and scored by the logits of the back network, but its output is a {type(found).__name__}. "
-            "Wrap it in a module that returns its logits."
+            "Stitches are trained and scored by the logits of the back network, but its output is a "
+            f"{type(found).__name__}. Wrap it in a module that returns its logits."
         )
     return found
 
@@ -312,13 +313,13 @@ def _rows(logits: Tensor, targets: Any, copies: int, hard: bool) -> Float[Tensor
     if hard:
         raise InputError(
             "Hard targets are one class, an integer, per prediction of the back network: outputs (N, classes, …) or "
-            f"(N, …, classes) with targets (N, …). Found outputs {shape} and targets {found}. Give data with classes as "
-            f"targets, or targets='soft'. For other tasks: {LOSS_ADVICE}"
+            f"(N, …, classes) with targets (N, …). Found outputs {shape} and targets {found}. Give data with classes "
+            f"as targets, or targets='soft'. For other tasks: {LOSS_ADVICE}"
         )
     raise InputError(
-        f"Soft targets are the outputs of the back network, but the axis of classes in outputs {shape} is unknown: it is "
-        f"inferred from the targets of the data, and these are {found}. Give one class per prediction as targets, one axis "
-        "less than the outputs, or a network with outputs (samples, classes)."
+        f"Soft targets are the outputs of the back network, but the axis of classes in outputs {shape} is unknown: it "
+        f"is inferred from the targets of the data, and these are {found}. Give one class per prediction as targets, "
+        "one axis less than the outputs, or a network with outputs (samples, classes)."
     )
 
 
@@ -331,8 +332,8 @@ def feature_similarities(
 ) -> dict[str, float]:
     """How similar mapped rows are to the back network's own.
 
-    CKA, R² and CCA can fall while the task loss falls too (Csiszárik et al. 2021, Figure 4). R² is of the map itself: the
-    R² of the best refit does not change under an invertible stitch.
+    CKA, R² and CCA can fall while the task loss falls too (Csiszárik et al. 2021, Figure 4). R² is of the map itself:
+    the R² of the best refit does not change under an invertible stitch.
 
     Args:
         target: rows of the back network at the stitch point. mapped: the front's rows after the map, in the same order.
@@ -348,8 +349,8 @@ def feature_similarities(
     """
     if target.shape != mapped.shape:
         raise MismatchError(
-            f"The rows of the back network are {tuple(target.shape)}, but those of the stitch {tuple(mapped.shape)}. Compare "
-            "rows after the map."
+            f"The rows of the back network are {tuple(target.shape)}, but those of the stitch {tuple(mapped.shape)}. "
+            "Compare rows after the map."
         )
     x, y = (rows.detach().flatten(0, -2) for rows in (mapped, target))
     if not bool(x.isfinite().all()):

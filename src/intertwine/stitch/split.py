@@ -40,8 +40,8 @@ class StitchPoint:
 
     Attributes:
         front, back: the layers, written as in `intertwine.data.layers`.
-        skip: the network that feeds the skip connection of a residual block around the point: "front", "back", or "none"
-            where there is none. The inputs of the networks do not count: both get the same.
+        skip: the network that feeds the skip connection of a residual block around the point: "front", "back", or
+            "none" where there is none. The inputs of the networks do not count: both get the same.
         crossing: the back's values that go around the point, by name; empty if the back can only be run whole.
         inputs, outputs: channels of the front at its layer, and of the back at its layer.
     """
@@ -85,15 +85,15 @@ def point_sites(front: nn.Module, back: nn.Module, at: At) -> list[tuple[LayerPa
         ones, twos = layer_paths(front, first), layer_paths(back, second)
         if len(ones) != len(twos):
             raise MismatchError(
-                f"{first!r} stands for {len(ones)} layers of the front, but {second!r} for {len(twos)} of the back. Name "
-                "the layers one by one."
+                f"{first!r} stands for {len(ones)} layers of the front, but {second!r} for {len(twos)} of the back. "
+                "Name the layers one by one."
             )
         found += zip(ones, twos, strict=True)
     for site in (site for pair in found for site in pair):
         if not site.path:
             raise InputError(
-                f"{str(site)!r} is the {site.side} of the whole network, which cannot be a stitch point. Give the path of "
-                "a module inside, as model.named_modules() prints it."
+                f"{str(site)!r} is the {site.side} of the whole network, which cannot be a stitch point. Give the "
+                "path of a module inside, as model.named_modules() prints it."
             )
     return found
 
@@ -110,8 +110,8 @@ def choose_skip(
     problem = _front_problem(front, back, point, values)
     if skip == "front" and problem:
         raise MismatchError(
-            f'skip="front" is impossible at {str(back.run.places[point])!r}: {problem}. Use skip="back", or a stitch point '
-            "outside of the block."
+            f'skip="front" is impossible at {str(back.run.places[point])!r}: {problem}. Use skip="back", or a stitch '
+            "point outside of the block."
         )
     return skip or ("back" if problem else "front")
 
@@ -186,7 +186,8 @@ def _check_axis(back: SplitNetwork, point: int, x: Tensor, axis: int | None) -> 
     if axis is not None and axis != layout.index("n"):
         raise InputError(
             f"At {site!r} the samples are on axis {axis} of a tensor {tuple(x.shape)}, which contradicts its layout "
-            f"{layout!r}. Name the axes with layouts={{{site!r}: 'tnc'}}, and give inputs with samples on their first axis."
+            f"{layout!r}. Name the axes with layouts={{{site!r}: 'tnc'}}, and give inputs with samples on their first "
+            "axis."
         )
 
 
@@ -197,8 +198,8 @@ class SplitPair:
     """A pair of networks and their stitch points. Neither network is copied or changed.
 
     Each network is traced once and run step by step, so that half a network costs half a run. A network that cannot be
-    traced runs with hooks, a back then always whole. Skip connections that cross a stitch point, as in a residual block,
-    are fed by the network that `skip` names.
+    traced runs with hooks, a back then always whole. Skip connections that cross a stitch point, as in a residual
+    block, are fed by the network that `skip` names.
 
     Args:
         front, back: the networks; both may be the same. at: a path for both, a pair (front, back), or a list of these.
@@ -245,8 +246,8 @@ class SplitPair:
         for name in layouts:
             if name not in known:
                 raise InputError(
-                    f"layouts names {name!r}, which is no stitch point. {did_you_mean(name, known)}The stitch points are "
-                    f"{', '.join(sorted(known))}."
+                    f"layouts names {name!r}, which is no stitch point. {did_you_mean(name, known)}The stitch points "
+                    f"are {', '.join(sorted(known))}."
                 )
         models = unwrapped(front), unwrapped(back)
         self._freeze = ReentrantFreeze(models)
@@ -316,8 +317,8 @@ class SplitPair:
         name, problem = self.points[point].back, self._copying[point].problem
         if tuple(rows.shape) != wanted:
             raise MismatchError(
-                f"The rows at {name!r} are {tuple(rows.shape)}, but {copies} × {samples} samples need {wanted}. Map the "
-                f"front's rows, one set after the other, to {wanted[2]} channels."
+                f"The rows at {name!r} are {tuple(rows.shape)}, but {copies} × {samples} samples need {wanted}. Map "
+                f"the front's rows, one set after the other, to {wanted[2]} channels."
             )
         if copies > 1 and problem:
             raise InputError(
@@ -360,8 +361,8 @@ class SplitPair:
 
     def __reduce__(self) -> Any:
         raise InputError(
-            "A SplitPair cannot be pickled, as it shares the two networks. Save the state_dict() of the stitched network, "
-            "and build it again from the networks."
+            "A SplitPair cannot be pickled, as it shares the two networks. Save the state_dict() of the stitched "
+            "network, and build it again from the networks."
         )
 
     def __repr__(self) -> str:

@@ -150,8 +150,8 @@ class HookedNetwork:
 
 def _not_reached(*sites: LayerPath) -> InputError:
     return InputError(
-        f"The forward does not reach {', '.join(sorted(str(site) for site in sites))} for this batch, although it does for "
-        "the example. A stitch point must be reached by every batch."
+        f"The forward does not reach {', '.join(sorted(str(site) for site in sites))} for this batch, although it "
+        "does for the example. A stitch point must be reached by every batch."
     )
 
 
@@ -242,8 +242,8 @@ def _layout(site: LayerPath, x: Tensor, given: str | None, finder: LayoutFinder,
     """The layout at a point, checked against the number of samples."""
     if not x.is_floating_point():
         raise InputError(
-            f"The features at {str(site)!r} are {str(x.dtype).removeprefix('torch.')}, but only floating-point features can "
-            "be mapped. Use a later layer."
+            f"The features at {str(site)!r} are {str(x.dtype).removeprefix('torch.')}, but only floating-point "
+            "features can be mapped. Use a later layer."
         )
     path = replace(site, call=site.call or 1, asked=None, exact=True)
     seen = (
@@ -257,8 +257,8 @@ def _layout(site: LayerPath, x: Tensor, given: str | None, finder: LayoutFinder,
         raise InputError("The first batch of the data is empty, so the networks cannot be split. Leave it out.")
     if x.shape[axis] % samples or not x.shape[axis]:
         raise InputError(
-            f"The tensor at {str(site)!r} is {tuple(x.shape)} for {samples} samples, but its layout {layout!r} has samples "
-            f"on axis {axis}. Name the axes, such as layouts={{{str(site)!r}: 'tnc'}} for time first."
+            f"The tensor at {str(site)!r} is {tuple(x.shape)} for {samples} samples, but its layout {layout!r} has "
+            f"samples on axis {axis}. Name the axes, such as layouts={{{str(site)!r}: 'tnc'}} for time first."
         )
     return layout
 

@@ -109,11 +109,11 @@ def stitches(
 
     Args:
         front, back: the networks whose first and last parts are used. They may be the same one.
-        at: a module path, or a pair (path in the front, path in the back), or several. `intertwine.data.layers` explains
-            paths: "layer1.0.relu" is the output of an activation, "layer1.0.relu:input" its input.
+        at: a module path, or a pair (path in the front, path in the back), or several. `intertwine.data.layers`
+            explains paths: "layer1.0.relu" is the output of an activation, "layer1.0.relu:input" its input.
         families: one or several, see `intertwine.stitch.families.names`.
-        data: batches of (inputs, targets) to train on, read more than once; if it has `set_epoch`, that is called before
-            every pass. direct_data: for direct fits and BatchNorm statistics, usually the same samples without
+        data: batches of (inputs, targets) to train on, read more than once; if it has `set_epoch`, that is called
+            before every pass. direct_data: for direct fits and BatchNorm statistics, usually the same samples without
             augmentation; `data` by default. test: to score on; `data` by default.
         fit: "direct" (closed form), "task" (trained), or both.
         recipe: "intertwine", "godfrey" or "csiszarik"; options and each of `variants` change single settings of it,
@@ -334,8 +334,8 @@ def cross_validate(
 ) -> tuple[CrossValidationResult, ...]:
     """Try every family with every variant on one part of the samples, and fit the best at each point on all of them.
 
-    One permutation divides the samples, so that the parts never overlap. (The published code of Godfrey et al. 2022, who
-    choose their α this way, draws two permutations, and its parts overlap.)
+    One permutation divides the samples, so that the parts never overlap. (The published code of Godfrey et al. 2022,
+    who choose their α this way, draws two permutations, and its parts overlap.)
 
     Args:
         front, back, at: as in `stitches`. families, variants: each family with each variant is one candidate.
@@ -366,8 +366,8 @@ def cross_validate(
     candidates = tuple(Candidate(find_family(one), dict(two)) for one, two in product(families, variants))
     if len(candidates) < 2:
         raise InputError(
-            f"Cross-validation needs at least two candidates, but has {len(candidates)}. Give several families or variants, "
-            "or use stitch()."
+            f"Cross-validation needs at least two candidates, but has {len(candidates)}. Give several families or "
+            "variants, or use stitch()."
         )
     if "seeds" in options or not isinstance(options.get("fit", "task"), str):
         raise InputError(
@@ -414,8 +414,8 @@ def split_samples(
     size = round(share * samples)
     if not 0 < size < samples:
         raise InputError(
-            f"A share of {share} divides {samples} samples into {size} and {samples - size}, but both parts need at least "
-            "one. Give another share, or more samples."
+            f"A share of {share} divides {samples} samples into {size} and {samples - size}, but both parts need at "
+            "least one. Give another share, or more samples."
         )
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
     return order[:size], order[size:]
@@ -453,7 +453,7 @@ def split_batches(data: Any, share: float = 0.8, seed: int = 0) -> tuple[list[Ba
 def _accuracy(stitch: Stitch) -> float:
     if stitch.accuracy is None:
         raise InputError(
-            "Cross-validation chooses by accuracy, but the targets are not classes. Fit the candidates with stitches(), "
-            "and choose with Stitches.best('loss')."
+            "Cross-validation chooses by accuracy, but the targets are not classes. Fit the candidates with "
+            "stitches(), and choose with Stitches.best('loss')."
         )
     return stitch.accuracy

@@ -127,8 +127,9 @@ def number_for_one_size(value: Any, samples: int) -> NumberOfSamples:
     def number(count: int) -> Any:
         if count != samples:
             raise InputError(
-                f"A number inside the back is known only for {samples} samples, but the batch has {count}. The network "
-                "does not run on its example repeated twice; give an example whose batch size differs from all other sizes."
+                f"A number inside the back is known only for {samples} samples, but the batch has {count}. The "
+                "network does not run on its example repeated twice; give an example whose batch size differs from "
+                "all other sizes."
             )
         return value
 
@@ -181,8 +182,8 @@ class TracedProgram:
         given = tuple((i, leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
         if spec != self.spec or given != self.plain:
             raise InputError(
-                "A batch has another form than the example: its arguments, or those that are not tensors, differ. Give all "
-                "batches the form of the first."
+                "A batch has another form than the example: its arguments, or those that are not tensors, differ. "
+                "Give all batches the form of the first."
             )
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return dict(zip(self.nodes, tensors, strict=False))
@@ -369,7 +370,8 @@ class SplitPlan:
     """How a network continues after a step.
 
     Attributes:
-        step: the step. rest: the later steps. constants: earlier steps that do not depend on the inputs; they run again.
+        step: the step. rest: the later steps. constants: earlier steps that do not depend on the inputs; they run
+        again.
         crossing: earlier tensors that the rest reads. numbers: earlier plain values that it reads, such as sizes.
         reads_inputs: whether the rest reads inputs of the network too.
     """

@@ -85,7 +85,8 @@ class StitchSettings:
                 raise InputError(unknown_name(name, getattr(self, name), values))
         if self.epochs < 0 or self.rate <= 0:
             raise InputError(
-                f"epochs must be at least 0 and rate greater than 0, but epochs is {self.epochs} and rate is {self.rate}."
+                f"epochs must be at least 0 and rate greater than 0, but epochs is {self.epochs} and rate is "
+                f"{self.rate}."
             )
         if self.select == "best" and not self.score_every:
             object.__setattr__(self, "score_every", 1)

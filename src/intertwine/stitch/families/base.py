@@ -1,4 +1,4 @@
-"""What every family of stitching maps shares: the base class, the registry, start matrices, and assignments with factors."""
+"""Families of stitching maps: the base class, the registry, start matrices, and assignments with factors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class MapFamily(ABC):
             moments: of the features; needed for the direct start.
 
         Raises:
-            MismatchError: no member has this shape. InputError: an unknown start, or moments missing or of other widths.
+            MismatchError: no member has this shape. InputError: an unknown start, or moments missing or of other
+                widths.
         """
         self._check_start(how, moments, inputs, outputs)
         found = self._start(inputs, outputs, how, moments, rng)
@@ -94,13 +95,13 @@ class MapFamily(ABC):
             )
         if how == "direct" and moments is None:
             raise InputError(
-                f"The family {self.name!r} needs moments of the features to start from the direct fit. Pass moments, or "
-                'start from "identity" or "random".'
+                f"The family {self.name!r} needs moments of the features to start from the direct fit. Pass moments, "
+                'or start from "identity" or "random".'
             )
         if moments is not None and (moments.inputs, moments.outputs) != (inputs, outputs):
             raise InputError(
-                f"The map of the family {self.name!r} is {inputs} → {outputs}, but the moments are of {moments.inputs} → "
-                f"{moments.outputs} features. Pass the moments of this stitch point."
+                f"The map of the family {self.name!r} is {inputs} → {outputs}, but the moments are of "
+                f"{moments.inputs} → {moments.outputs} features. Pass the moments of this stitch point."
             )
 
 
@@ -151,8 +152,8 @@ def check_injection(name: str, inputs: int, outputs: int) -> None:
     """Refuse more outputs than inputs where every output has an input of its own."""
     if outputs > inputs:
         raise MismatchError(
-            f"The family {name!r} assigns an input of its own to every output, but the map is {inputs} → {outputs}, with "
-            'more outputs than inputs. Use "linear" or "affine", or stitch in the other direction.'
+            f"The family {name!r} assigns an input of its own to every output, but the map is {inputs} → {outputs}, "
+            'with more outputs than inputs. Use "linear" or "affine", or stitch in the other direction.'
         )
 
 
@@ -304,7 +305,7 @@ def matrix_from(
 
 
 def default_factors(products: PairProducts, factors: str) -> Float[Tensor, "outputs inputs"]:
-    """The factor of input j as output i: the ratio of lengths, the sign of ⟨b_i, a_j⟩, or both; 1 for a zero feature."""
+    """The factor of input j as output i: ratio of lengths, sign of ⟨b_i, a_j⟩, or both; 1 for a zero feature."""
     ab = products.ab.T
     table = torch.ones_like(ab)
     if factors in ("positive", "nonzero"):

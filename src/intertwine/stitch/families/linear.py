@@ -175,8 +175,8 @@ class LowRank(MapFamily):
         most = min(inputs, outputs)
         if self.rank > most:
             raise MismatchError(
-                f"The family {self.name!r} cannot map {inputs} → {outputs} features: no such map has a rank above {most}. "
-                f'Use "lowrank:{most}" or less, or "linear".'
+                f"The family {self.name!r} cannot map {inputs} → {outputs} features: no such map has a rank above "
+                f'{most}. Use "lowrank:{most}" or less, or "linear".'
             )
 
     def _start(self, inputs: int, outputs: int, how: str, moments: PairMoments | None, rng: Generator) -> Parameters:
@@ -323,8 +323,8 @@ class Sparse(WeightFamily):
     def __post_init__(self) -> None:
         if not (self.strength >= 0 and self.threshold >= 0):
             raise InputError(
-                f"The strength and the threshold of the family sparse must be at least 0, but strength is {self.strength} "
-                f'and threshold is {self.threshold}. Write, for example, "sparse:0.01".'
+                "The strength and the threshold of the family sparse must be at least 0, but strength is "
+                f'{self.strength} and threshold is {self.threshold}. Write, for example, "sparse:0.01".'
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Families by name ("linear", "lowrank:4", "group:tanh"), the family of an activation, and the direct fit of a family."""
+"""Families by name ("linear", "lowrank:4", "group:tanh"), the family of an activation, and direct fits."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def family_of(activation: Callable[..., Any], side: str = "after") -> MapFamily:
             where they are a. An even function absorbs signs, so they exist only before it.
 
     Returns:
-        Permutations with the factors of the activation's scalar group; all matrices for a linear function. Other factors
-        of a discrete group (the powers of one number) are left out.
+        Permutations with the factors of the activation's scalar group; all matrices for a linear function. Other
+        factors of a discrete group (the powers of one number) are left out.
 
     Example:
         >>> import torch

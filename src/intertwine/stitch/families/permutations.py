@@ -181,8 +181,8 @@ def best_order(scores: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "output
 class Masked(MapFamily):
     """Matrices with one entry per row, at a position that a mask fixes before training.
 
-    "semi-match": the input that correlates best with the output, "abs-semi-match": by absolute value (one input may then
-    serve several outputs); "random-permutation": random inputs by `seed`, each at most once.
+    "semi-match": the input that correlates best with the output, "abs-semi-match": by absolute value (one input may
+    then serve several outputs); "random-permutation": random inputs by `seed`, each at most once.
     """
 
     mask: str = "semi-match"
@@ -268,12 +268,12 @@ class Relaxation(MapFamily):
 class Birkhoff(Relaxation):
     """G_ReLU by projected descent, as printed by Godfrey et al. (2022).
 
-    The map is P·D: the permutation relaxed to a doubly stochastic matrix P (a point of the Birkhoff polytope), and scales
-    D ≥ 0. After every step negative entries become zero, and rows and columns are scaled to sum to one; this heuristic is
-    not the projection onto the polytope. At the end P is rounded to a permutation.
+    The map is P·D: the permutation relaxed to a doubly stochastic matrix P (a point of the Birkhoff polytope), and
+    scales D ≥ 0. After every step negative entries become zero, and rows and columns are scaled to sum to one; this
+    heuristic is not the projection onto the polytope. At the end P is rounded to a permutation.
 
-    `alpha`: the weight of −‖P‖, which is smallest at permutations. `head_start`: the share of the training in which only
-    P moves.
+    `alpha`: the weight of −‖P‖, which is smallest at permutations. `head_start`: the share of the training in which
+    only P moves.
     """
 
     alpha: float = 0.1
@@ -380,8 +380,8 @@ class SoftSort(Relaxation):
         order = rows.argmax(1)
         if len(order.unique()) < len(order):
             warnings.warn(
-                f"softsort: some of the {len(keys)} keys are equal, so the largest entries of the rows are no permutation. "
-                "The best assignment is used instead.",
+                f"softsort: some of the {len(keys)} keys are equal, so the largest entries of the rows are no "
+                "permutation. The best assignment is used instead.",
                 stacklevel=2,
             )
             order = best_assignment(rows)
