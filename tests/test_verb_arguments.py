@@ -50,16 +50,16 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 NAN = float("nan")
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "rotation of integers": (lambda: it.rotation(3, 0.5, 0, dtype=torch.int64), "in torch.int64, which holds no frac"),
-    "rotation by a text": (lambda: it.rotation(3, "a", 0), "The power alpha='a' of a rotation"),
+    "rotation of integers": (lambda: it.rotation(3, 0.5, 0, dtype=torch.int64), "must be a floating-point dtype, but is torch.int64"),
+    "rotation by a text": (lambda: it.rotation(3, "a", 0), "alpha must be a finite number, but is 'a'"),
     "fingerprint to 0": (lambda: it.fingerprint(net(), X, precision=0), "to a precision of 0"),
     "fingerprint to -1": (lambda: it.fingerprint(net(), X, precision=-1), "to a precision of -1"),
     "fingerprint to nan": (lambda: it.fingerprint(net(), X, precision=NAN), "to a precision of nan"),
     "tolerance nan": (lambda: it.equivalent(net(), net(), X, tol=NAN), "tol=nan was asked for"),
     "tolerance -1": (lambda: it.equivalent(net(), net(), X, tol=-1), "tol=-1 was asked for. It is a relative"),
-    "guided batch": (lambda: it.guided_backprop(net(), "1", 0, X, batch=-1), "batch=-1 images were to pass"),
-    "top batch": (lambda: top_images(net(), "1", X, 0, batch=0), "batch=0 images were to pass"),
-    "guided unit": (lambda: it.guided_backprop(net(), "1", 0.5, X), r"units=0\.5 was asked for at '1'"),
+    "guided batch": (lambda: it.guided_backprop(net(), "1", 0, X, batch=-1), "batch must be at least 1, but is -1"),
+    "top batch": (lambda: top_images(net(), "1", X, 0, batch=0), "batch must be at least 1, but is 0"),
+    "guided unit": (lambda: it.guided_backprop(net(), "1", 0.5, X), r"units=0\.5 names no features at '1'"),
     "memory": (lambda: it.barrier(net(), net(), DATA, memory=-1), "memory=-1 was given. It is in GiB"),
     "points": (lambda: it.barrier(net(), net(), DATA, points="5"), "points must be at least 3.* found '5'"),
     "alphas": (lambda: it.connectivity(net(), net(), DATA, alphas="a"), r"alphas are the weights.* found \['a'\]"),
@@ -207,7 +207,7 @@ def test_networks_without_numbers_are_refused(verb: str) -> None:
 
 def test_a_first_batch_without_samples_cannot_be_stitched_on() -> None:
     data = [(torch.randn(0, 3), torch.zeros(0).long()), *batches()]
-    with pytest.raises(it_module.InputError, match="The first batch of the data holds no samples"):
+    with pytest.raises(it_module.InputError, match="The first batch of the data is empty"):
         it_module.stitch(network(), network(), "1", fit="direct", data=data)
 
 

@@ -190,7 +190,7 @@ def test_a_broden_folder(run: Run, broden: Path) -> None:
     assert json.loads(said)["dissections"][0]["images"] == 4
     code, said, complaint = run("--concepts", broden, "--split", "test")
     assert code == 2
-    assert "The part 'test' of" in complaint
+    assert "The split 'test' of" in complaint
     assert "index.csv has train, val." in complaint
 
 
@@ -225,9 +225,9 @@ def by_hand(image: Tensor, values: Tensor, threshold: float) -> Tensor:
 def test_pictures_of_units_that_are_not_there(net: str) -> None:
     pictures, model = concept_images(10, 1), planted(net)
     found = dissect(model, "relu", pictures.inputs(), pictures.concepts, null=0)
-    with pytest.raises(InputError, match=r"the units \[7\] were asked for. The dissection of 'relu' has units 0 to 3"):
+    with pytest.raises(InputError, match=r"Unknown units \[7\]. The dissection of 'relu' has units 0 to 3"):
         draw_units(model, pictures.inputs(), found, units=[0, 7])
-    with pytest.raises(InputError, match="Pictures of no unit were asked for"):
+    with pytest.raises(InputError, match="There are no units to draw"):
         draw_units(model, pictures.inputs(), found, units=0)
 
 
@@ -238,18 +238,18 @@ def test_pictures_of_units_that_are_not_there(net: str) -> None:
     ("words", "text"),
     [
         (["--rotation", "0,a"], "--rotation '0,a' is not a list of numbers. Write them with commas between"),
-        (["--rotation", "inf"], "The power alpha=inf of a rotation was asked for"),
+        (["--rotation", "inf"], "alpha must be a finite number, but is inf"),
         (["--seeds", "a"], "The seeds 'a' were asked for."),
         (["--at", "rellu"], "rellu"),
         (["--at", "head"], "'head'"),
-        (["--concepts", "none"], "A Broden folder was asked for, but none has no category.csv."),
+        (["--concepts", "none"], "none is no Broden folder: it has no category.csv."),
         (["--split", "val"], "--split val needs a Broden folder; synthetic pictures have no parts."),
         (["--mean", "0,0,0"], "--mean and --std belong together: give both"),
         (["--mean", "0,0", "--std", "1,1,1"], "--mean 0,0 is not three numbers. Write 0.5,0.5,0.5"),
         (["--mean", "0,0,0", "--std", "1,1,0"], "--std 1,1,0 is not three numbers above 0. Write 0.5,0.5,0.5"),
         (["--input", "1x3x32x24"], "Synthetic pictures are squares of at least 16×16, but"),
-        (["--share", "2"], "The top 2.0 of the activations was asked for; give a share between 0 and 1"),
-        (["--null", "99"], "Chance was to be drawn 99 times"),
+        (["--share", "2"], "share must be between 0 and 1, such as 0.005, but is 2.0"),
+        (["--null", "99"], "null must be at least 0 and less than the number of images"),
         (["--out", "/dev/null/x"], "Results were to be written into /dev/null/x, which cannot be done"),
         (["--device", "tpu9"], "The device 'tpu9' was asked for"),
     ],

@@ -104,7 +104,7 @@ def test_what_it_writes_does_what_it_says(run: Run, zoo: str, tmp_path: Path) ->
     assert json.loads(again[1])["stitches"] == records["stitches"]
     code, _, complaint = run(*call, "--samples", "2000", "--seeds", "1")
     assert code == 2
-    assert "it holds those of another plan, which differs in jobs" in complaint
+    assert "holds stitches of another plan, which differs in jobs" in complaint
 
 
 def test_json_is_json_alone_and_the_same_as_python(run: Run, zoo: str) -> None:
@@ -191,15 +191,15 @@ def test_what_goes_around_a_cut_and_what_broke_off(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--family", "rellu"], "The family 'rellu' was asked for. Did you mean 'relu"),
+        (["--family", "rellu"], "Unknown family 'rellu'. Did you mean 'relu"),
         (["--at", "2,"], "--at '' is not a stitch point. Write PATH, or FRONT=BACK"),
         (["--at", "2="], "--at '2=' is not a stitch point."),
         (["--at", "2=9"], "9"),
         (["--at", "2=4", "--family", "identity"], "16"),
-        (["--option", "rat=1"], "The option 'rat' was given to stitching. Did you mean 'rate"),
+        (["--option", "rat=1"], "Unknown option of stitching 'rat'. Did you mean 'rate"),
         (["--option", "rate"], "--option 'rate' is not of the form NAME=VALUE"),
         (["--option", "epochs=2", "--epochs", "3"], "--epochs 3 and --option epochs=2 cannot be given together. Leave"),
-        (["--recipe", "godfry"], "The recipe 'godfry' was asked for. Did you mean 'godfrey"),
+        (["--recipe", "godfry"], "Unknown recipe 'godfry'. Did you mean 'godfrey"),
         (["--seeds", "a"], "The seeds 'a' were asked for."),
         (["--device", "tpu9"], "The device 'tpu9' was asked for"),
         (["--out", "/dev/null/x"], "Results were to be written into /dev/null/x, which cannot be done"),

@@ -127,7 +127,7 @@ def test_memory_and_batches_change_nothing(memory: int) -> None:
     whole = dissect(model, "conv", x, data(masks))
     parts = dissect(model, "conv", [(x[:3], None), (x[3:33], None), (x[33:], None)], data(masks), memory=memory)
     assert parts.to_dict() == whole.to_dict()
-    assert Maps(model, "conv", x, memory=memory).keeps is (memory > 0)
+    assert Maps(model, "conv", x, memory=memory).cached is (memory > 0)
 
 
 def test_labels_of_present_concepts_only_are_the_same_as_masks() -> None:
@@ -199,7 +199,7 @@ def test_000_g49_chance_is_what_the_masks_of_other_images_give() -> None:
     assert found.null.quantile() == pytest.approx(np.quantile(found.null.values.numpy(), 0.95))
     for level in (0.04, 0.1):
         assert found.null.above(level) == float((found.null.values.numpy() > level).mean())
-    assert repr(found.null) == f"Null(3 × 6 units, 95 % below {found.null.quantile():.4f})"
+    assert repr(found.null) == f"ChanceOverlaps(3 × 6 units, 95 % below {found.null.quantile():.4f})"
     bound = found.null.quantile()
     assert found.fraction_above_chance == sum(unit.iou > bound for unit in found.units) / 6
 
@@ -257,7 +257,7 @@ def test_000_g74_bars_per_category_and_concept() -> None:
     assert [tick.get_text() for tick in axes.get_xticklabels()] == list(found.by_concept)
     heights = {round(bar.get_x() + 0.4): int(bar.get_height()) for bar in axes.patches}  # pyrefly: ignore
     assert heights == {i: len(units) for i, units in enumerate(found.by_concept.values())}
-    with pytest.raises(InputError, match="by='category' and by='concept'"):
+    with pytest.raises(InputError, match=r"Unknown by 'colour'.* Choose one of: category, concept"):
         found.plot("colour")
 
 
@@ -346,13 +346,13 @@ def test_000_g49_a_broden_folder_is_read(broden: Path) -> None:
 
 
 def test_a_broken_broden_folder_is_refused(broden: Path) -> None:
-    with pytest.raises(InputError, match=r"The part 'test' of .* has no images; index.csv has train, val"):
+    with pytest.raises(InputError, match=r"The split 'test' of .* has no images; index.csv has train, val"):
         read_broden(broden, split="test")
     (broden / "images" / "1_color.png").unlink()
-    with pytest.raises(InputError, match=r"1_color.png, which index.csv names, cannot be read as an image"):
+    with pytest.raises(InputError, match=r"1_color.png, which index.csv lists, cannot be read as an image"):
         list(read_broden(broden).concepts.images())
     write(broden / "label.csv", [["number", "name", "category"], [1, "red", "color(3)"]])
-    with pytest.raises(InputError, match=r"0.png has the label 2, which label.csv does not name"):
+    with pytest.raises(InputError, match=r"0.png has the label 2, which label.csv does not list"):
         list(read_broden(broden).concepts.images())
     write(broden / "label.csv", [["number", "name", "category"], [1, "red", "hue(3)"]])
     with pytest.raises(InputError, match=r"the category 'hue\(3\)'; category.csv has color, object, scene"):
@@ -388,19 +388,19 @@ def test_bad_places_and_rotations() -> None:
     model, (x, masks) = network(), scene()
     with pytest.raises(InputError, match=r"needs maps .* 'head' \(Linear\) gives 2 per image.*before the positions"):
         dissect(model, "head", x, data(masks))
-    with pytest.raises(MismatchError, match=r"rotation \(5, 5\) was given for 'relu', which has 6 units"):
+    with pytest.raises(MismatchError, match=r"The rotation is \(5, 5\), but 'relu' has 6 units"):
         dissect(model, "relu", x, data(masks), rotation(5, 1, 0))
-    with pytest.raises(InputError, match="off the identity by 3"):
+    with pytest.raises(InputError, match="differs from the identity by 3"):
         dissect(model, "relu", x, data(masks), 2 * torch.eye(6))
     with torch.no_grad():
         model.conv.weight[0] = torch.nan
-    with pytest.raises(InputError, match="activations hold values that are not finite"):
+    with pytest.raises(InputError, match="activations hold NaN or infinity"):
         dissect(model, "conv", x, data(masks))
 
 
 def test_bad_masks() -> None:
     model, (x, masks) = network(), scene()
-    with pytest.raises(InputError, match=r"masks are 12×6 and the images 12×12, which are not of one shape"):
+    with pytest.raises(InputError, match=r"masks are 12×6, but the images 12×12: their aspect ratios differ"):
         dissect(model, "relu", x, masks[..., :6])
     for width, fits in ((30, False), (32, True), (33, False)):  # images 32×32: sides may be 3 % off
         wide = torch.randn(4, 3, 32, 32)
@@ -408,27 +408,27 @@ def test_bad_masks() -> None:
         if fits:
             assert dissect(model, "relu", wide, some).images == 4
         else:
-            with pytest.raises(InputError, match=rf"masks are 32×{width} and the images 32×32"):
+            with pytest.raises(InputError, match=rf"masks are 32×{width}, but the images 32×32"):
                 dissect(model, "relu", wide, some)
     smaller = functional.avg_pool2d(masks[20:].float(), 2) > 0.5
     with pytest.raises(
-        InputError, match=r"masks of image 20 are 6×6, those of the first 12×12. Bring all masks to one size"
+        InputError, match=r"masks of image 20 are 6×6, but those of the first are 12×12. Resize all masks to one size"
     ):
         dissect(model, "relu", x, [masks[:20], smaller])
     for wrong in (masks[:39], torch.cat([masks, masks[:2]])):
-        with pytest.raises(MismatchError, match=f"There are 40 images and masks of {len(wrong)}"):
+        with pytest.raises(MismatchError, match=f"There are 40 images, but masks of {len(wrong)}"):
             dissect(model, "relu", x, wrong)
-    with pytest.raises(InputError, match="True and False, or 0 and 1; found float32 numbers"):
+    with pytest.raises(InputError, match="True and False, or 0 and 1, but are float32 numbers"):
         dissect(model, "relu", x, masks.float())
     with pytest.raises(InputError, match=r"masks of 5 concepts is a tensor \(40, 3, 12, 12\)"):
         dissect(model, "relu", x, ConceptData(NAMES, KINDS, [masks[:, :3]]))
     with pytest.raises(InputError, match=r"first batch of masks is a tensor \(5, 12, 12\)"):
         dissect(model, "relu", x, [masks[0]])
-    with pytest.raises(InputError, match="Concepts were asked for; found int"):
+    with pytest.raises(InputError, match=r"concepts is .*int.*, which holds no masks"):
         concept_data(3)
-    with pytest.raises(MismatchError, match="names the concept 9, but there are 5"):
+    with pytest.raises(MismatchError, match="has the concept 9, but there are 5"):
         dissect(model, "relu", x, ConceptData(NAMES, KINDS, [[Labels(torch.tensor([9]), masks[0, :1])]]))
-    with pytest.raises(InputError, match="names 2 concepts, but its masks are a tensor"):
+    with pytest.raises(InputError, match="has 2 concepts, but its masks are a tensor"):
         dissect(model, "relu", x, ConceptData(NAMES, KINDS, [[Labels(torch.tensor([0, 1]), masks[0, :1])]]))
 
 
@@ -436,26 +436,26 @@ def test_bad_concepts_images_and_settings() -> None:
     model, (x, masks) = network(), scene()
     with pytest.raises(InputError, match="found 2 names and 1 categories"):
         ConceptData(("a", "b"), ("x",), [])
-    with pytest.raises(InputError, match="Two concepts are called 'a'"):
+    with pytest.raises(InputError, match="Two concepts have the name 'a'"):
         ConceptData(("a", "a"), ("x", "x"), [])
     for source in (iter([masks]), (one for one in [masks])):
-        with pytest.raises(InputError, match="masks are a generator, which can be read once"):
+        with pytest.raises(InputError, match="masks are a generator, which can be read only once"):
             ConceptData(NAMES, KINDS, source)
 
     def stream() -> Iterator[tuple[Tensor, None]]:
         yield x, None
 
-    with pytest.raises(InputError, match="images are a generator, which can be read once"):
+    with pytest.raises(InputError, match="images are a generator, which can be read only once"):
         dissect(model, "relu", stream(), data(masks))
-    with pytest.raises(InputError, match=r"top 1.5 of the activations was asked for; give a share between 0 and 1"):
+    with pytest.raises(InputError, match=r"share must be between 0 and 1, such as 0.005, but is 1.5"):
         dissect(model, "relu", x, data(masks), share=1.5)
-    with pytest.raises(InputError, match=r"Chance was to be drawn 40 times .* there are 40 images"):
+    with pytest.raises(InputError, match=r"null must be at least 0 and less than the number of images, 40, but is 40"):
         dissect(model, "relu", x, data(masks), null=40)
     with pytest.raises(InputError, match="at least one alpha and one seed"):
         rotation_scan(model, "relu", x, data(masks), [])
     top = TopValues(10, 0.1)
     top.add(torch.zeros(1, 4))
-    with pytest.raises(InputError, match="over 10 values per unit was begun, but 4 came"):
+    with pytest.raises(InputError, match="There must be 10 values per unit, but there are 4"):
         top.threshold()
 
 
@@ -463,8 +463,8 @@ def test_maps_are_kept_as_long_as_they_fit() -> None:
     model, x = nn.Conv2d(3, 4, 1), torch.randn(10, 3, 6, 6)
     size = 4 * 10 * 4 * 6 * 6  # bytes in single precision
     model = nn.Sequential(model)
-    assert Maps(model, "0", x, memory=size).keeps
-    assert not Maps(model, "0", x, memory=size - 1).keeps
+    assert Maps(model, "0", x, memory=size).cached
+    assert not Maps(model, "0", x, memory=size - 1).cached
 
 
 def test_scans_begin_at_the_basis_of_the_network() -> None:

@@ -97,11 +97,11 @@ def test_transforms_repeat_and_refuse() -> None:
     for kind in ("orthogonal", "relu"):
         assert torch.equal(random_transform(kind, 4, 1), random_transform(kind, 4, 1))
         assert not torch.equal(random_transform(kind, 4, 1), random_transform(kind, 4, 2))
-    with pytest.raises(InputError, match=r"kind 'ortogonal' was asked for. Did you mean 'orthogonal'\?"):
+    with pytest.raises(InputError, match=r"Unknown kind of transform 'ortogonal'. Did you mean 'orthogonal'\?"):
         random_transform("ortogonal", 3)
-    with pytest.raises(InputError, match="A transform of 0 features was asked for"):
+    with pytest.raises(InputError, match="number of features must be at least 1, but is 0"):
         random_transform("relu", 0)
-    with pytest.raises(InputError, match=r"depends on a network\. Draw it with random_element"):
+    with pytest.raises(InputError, match=r"depends on a network\. Use random_element"):
         random_transform("element", 3)
 
 
@@ -375,7 +375,9 @@ def test_a_killed_run_goes_on_trial_by_trial(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.json"))) == 4
     assert [part for _, part in heard] == sorted(part for _, part in heard)
     assert heard[-1] == ("orthogonal at 0", 1.0)
-    with pytest.raises(InputError, match=r"holds one of another plan, which differs in epochs. Give another folder"):
+    with pytest.raises(
+        InputError, match=r"holds a trial of another plan, which differs in epochs. Give another folder"
+    ):
         rotation_penalty(model, "0", data, test, out=tmp_path, **(options | {"epochs": 2}))
     with pytest.raises(InputError, match=r"differs in before, weights"):
         rotation_penalty(convolutions(1), "0", data, test, out=tmp_path, **options)
@@ -431,13 +433,13 @@ class Summed(nn.Module):
 @pytest.mark.parametrize(
     ("at", "options", "text"),
     [
-        ("3", {"kind": "rotate"}, r"A transform of the kind 'rotate' was asked for.*The kinds are identity, relu"),
-        ("3", {"seeds": []}, "at 1 layers, of 3 kinds, with 0 seeds and 50 epochs. Give at least one layer"),
+        ("3", {"kind": "rotate"}, r"Unknown kind of transform 'rotate'.*Choose one of: identity, relu"),
+        ("3", {"seeds": []}, "There are 1 layers, 3 kinds, 0 seeds and 50 epochs. Give at least one layer"),
         ("3", {"epochs": -1}, "and -1 epochs"),
-        ("*", {}, r"asked for by '\*', which stands for 8 places"),
-        ("", {}, r"which stands for 1 places or for the whole network"),
+        ("*", {}, r"'\*' stands for 8 layers"),
+        ("", {}, r"stands for 1 layers or for the whole network"),
         ("nine", {}, "no module of that path"),
-        ("7", {}, "There is nothing to train behind '7'. Name a layer further in front"),
+        ("7", {}, "There is nothing to train after '7'. Name an earlier layer"),
         ("1:input", {"kind": "element"}, "No tensor is computed under a module called '1:input'"),
         ("7:input", {"kind": "element"}, "No tensor is computed under"),
     ],
@@ -449,18 +451,23 @@ def test_rotation_penalty_refuses(at: str, options: dict[str, Any], text: str) -
 
 def test_rotation_penalty_refuses_networks_and_data_it_cannot_use() -> None:
     data = batches(count=1)
-    with pytest.raises(InputError, match=r"behind 'conv' were to be trained alone, but the network cannot be cut"):
+    with pytest.raises(
+        InputError, match=r"The network cannot be split at 'conv', so the later layers cannot be trained alone"
+    ):
         rotation_penalty(Branching(), "conv", data, data)
-    with pytest.raises(InputError, match="reads its data more than once"):
+    with pytest.raises(InputError, match="it is read several times"):
         rotation_penalty(convolutions(0), "0", iter(data), data)
     numbers = [(data[0][0], torch.randn(len(data[0][0]), 10))]
     with pytest.raises(InputError, match="A rotation penalty is a difference of accuracies"):
         rotation_penalty(convolutions(0), "0", numbers, data)
-    with pytest.raises(InputError, match=r"the layers behind do not undo it there: values that it moves too go around"):
+    with pytest.raises(
+        InputError,
+        match=r"do not undo an element of the network's group at 'conv2': it also moves values that go around",
+    ):
         rotation_penalty(Block(), "conv2", data, data, kind="element", epochs=0)
     inside = rotation_penalty(Block(), "conv1", data, data, kind="element", epochs=0)
     assert inside.trials[0].penalty == pytest.approx(0, abs=1.5 / 64)
-    with pytest.raises(InputError, match="only the identity acts there"):
+    with pytest.raises(InputError, match="Only the identity of the network's group acts at 'conv'"):
         rotation_penalty(Summed(), "conv", data, data, kind="element", epochs=0)
 
 

@@ -56,7 +56,9 @@ def test_moments_are_the_plain_sums_whatever_the_batches(dtype: torch.dtype) -> 
     a, b = a.double(), b.double()
     assert (found.count, found.inputs, found.outputs) == (5000, 6, 4)
     expected = (a.sum(0), b.sum(0), a.T @ a, a.T @ b, b.T @ b)
-    for value, oracle in zip((found.a_sum, found.b_sum, found.aa, found.ab, found.bb), expected, strict=True):
+    plain, n = found.products(centred=False), found.count
+    values = (n * found.a_mean, n * found.b_mean, plain.aa, plain.ab, plain.bb)
+    for value, oracle in zip(values, expected, strict=True):
         assert value.dtype == torch.float64
         torch.testing.assert_close(value, oracle, rtol=1e-11, atol=1e-8)
     centred = found.products(centred=True)
@@ -67,7 +69,7 @@ def test_positions_count_as_rows() -> None:
     a, b = rows(60, 3, 2)
     found = PairMoments()
     found.update(a.reshape(4, 15, 3), b.reshape(4, 15, 2))
-    torch.testing.assert_close(found.ab, a.T @ b)
+    torch.testing.assert_close(found.products(centred=False).ab, a.T @ b)
 
 
 def test_a_mean_far_from_zero_does_not_cancel() -> None:
@@ -87,13 +89,15 @@ def test_a_constant_that_wavers_by_rounding_is_no_feature_and_a_small_one_is() -
 
 def test_moments_refuse_what_does_not_belong_together() -> None:
     found = moments_of(*rows(10, 3, 2))
-    with pytest.raises(MismatchError, match="given 5 rows of the front and 6 of the back"):
+    with pytest.raises(MismatchError, match="There are 5 rows of the front, but 6 of the back"):
         found.update(torch.zeros(5, 3), torch.zeros(6, 2))
-    with pytest.raises(MismatchError, match=re.escape("had 3 features of the front and 2 of the back; this one has 4")):
+    with pytest.raises(
+        MismatchError, match=re.escape("have 3 features of the front and 2 of the back, but this one has 4")
+    ):
         found.update(torch.zeros(5, 4), torch.zeros(5, 2))
-    with pytest.raises(InputError, match="hold no rows yet"):
-        _ = PairMoments().aa
-    with pytest.raises(InputError, match="not finite"):
+    with pytest.raises(InputError, match="hold no rows"):
+        PairMoments().products(centred=False)
+    with pytest.raises(InputError, match="hold NaN or infinity"):
         fit_direct("linear", moments_of(torch.full((4, 2), float("nan")), torch.zeros(4, 2)))
 
 
@@ -413,9 +417,10 @@ def test_moments_do_not_depend_on_how_features_lie_in_memory() -> None:
     wanted = joint.T @ joint
     for moments in (plain, views):
         assert moments.count == 6300
-        torch.testing.assert_close(moments.aa, wanted[:4, :4], rtol=1e-12, atol=0)
-        torch.testing.assert_close(moments.ab, wanted[:4, 4:], rtol=1e-12, atol=0)
-        torch.testing.assert_close(moments.bb, wanted[4:, 4:], rtol=1e-12, atol=0)
+        found = moments.products(centred=False)
+        torch.testing.assert_close(found.aa, wanted[:4, :4], rtol=1e-12, atol=0)
+        torch.testing.assert_close(found.ab, wanted[:4, 4:], rtol=1e-12, atol=0)
+        torch.testing.assert_close(found.bb, wanted[4:, 4:], rtol=1e-12, atol=0)
 
 
 def test_rows_that_lie_in_different_batches_of_positions_are_still_rows() -> None:
@@ -425,4 +430,6 @@ def test_rows_that_lie_in_different_batches_of_positions_are_still_rows() -> Non
     found = PairMoments()
     found.update(a, b)
     assert found.count == 18
-    torch.testing.assert_close(found.ab, a.reshape(18, 4).double().T @ b.reshape(18, 5).double())
+    torch.testing.assert_close(
+        found.products(centred=False).ab, a.reshape(18, 4).double().T @ b.reshape(18, 5).double()
+    )

@@ -197,12 +197,12 @@ def test_000_G39_settings_are_candidates_too() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"families": ["linear"]}, "asked for with 1 candidates, so there is nothing to choose"),
-        ({"share": 1.0}, "a share of 1.0 in the first part, which leaves 8 there and 0 in the second"),
-        ({"seeds": (0, 1)}, "give seed=, a number, in place of seeds="),
+        ({"families": ["linear"]}, "needs at least two candidates, but has 1"),
+        ({"share": 1.0}, "A share of 1.0 divides 8 samples into 8 and 0"),
+        ({"seeds": (0, 1)}, "Give seed=, a number, instead of seeds="),
         ({"fit": ("direct", "task")}, "fits every candidate once, in one way"),
-        ({"data": []}, "batches of two tensors; found no batch. Cut it yourself with split"),
-        ({"data": [({"x": torch.zeros(8, 64)}, torch.zeros(8).long())]}, "found a dict among them"),
+        ({"data": []}, "batches of two tensors, but the data has no batch. Divide it yourself with split_samples"),
+        ({"data": [({"x": torch.zeros(8, 64)}, torch.zeros(8).long())]}, "but the data holds a dict"),
     ],
 )
 def test_cross_validation_that_is_refused(options: dict[str, Any], words: str) -> None:

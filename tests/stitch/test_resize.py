@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from intertwine.errors import InputError, MismatchError
@@ -13,7 +13,7 @@ from intertwine.lab.zoo.networks.resnet import resnet
 from intertwine.lab.zoo.networks.transformers import vit
 from intertwine.stitch.direct import LinearMap
 from intertwine.stitch.network import StitchedNetwork
-from intertwine.stitch.resize import FeatureForm, check_resize, from_rows, resize_rows, to_rows
+from intertwine.stitch.resize import FeatureForm, from_rows, resize_rows, to_rows
 from intertwine.stitch.split import SplitPair
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,7 +75,7 @@ def test_signals_and_volumes_are_resized_too() -> None:
     found = resize_rows(ramp, FeatureForm("ncp", (1, 1, 8)), FeatureForm("ncp", (1, 1, 4)))
     torch.testing.assert_close(found.flatten(), torch.tensor([0.5, 2.5, 4.5, 6.5]))
     assert resize_rows(rows_of(4, 4, 4), grid(4, 4, 4), grid(2, 2, 2)).shape == (2, 8, 3)
-    with pytest.raises(MismatchError, match="positions along different numbers of axes"):
+    with pytest.raises(MismatchError, match="positions with different numbers of axes"):
         resize_rows(rows_of(4, 4), grid(4, 4), grid(4, 4, 2))
 
 
@@ -91,7 +91,7 @@ def test_a_grid_becomes_tokens_and_a_class_token_gets_the_mean() -> None:
     torch.testing.assert_close(found[:, 1], rows[:, [0, 1, 4, 5]].mean(1))
     wide = rows_of(2, 4)
     assert torch.equal(resize_rows(wide, grid(2, 4), tokens(9))[:, 1:], wide)
-    with pytest.raises(MismatchError, match=r"a grid of 4×4 .* and the back 35 tokens .* 35 tokens are no such grid"):
+    with pytest.raises(MismatchError, match=r"a grid of 4×4 .*, and the back 35 tokens .* 35 tokens are no such grid"):
         resize_rows(rows, grid(4, 4), tokens(35))
 
 
@@ -101,7 +101,7 @@ def test_tokens_become_a_grid_without_their_leading_extra_tokens() -> None:
     assert torch.equal(resize_rows(x[:, 1:], tokens(16), grid(4, 4)), x[:, 1:])
     found = resize_rows(x, tokens(17), grid(2, 2), "area")
     torch.testing.assert_close(found[:, 3], x[:, 1:][:, [10, 11, 14, 15]].mean(1))
-    with pytest.raises(MismatchError, match="The front has 35 tokens with 3 channels at its cut and the back a grid"):
+    with pytest.raises(MismatchError, match="The front has 35 tokens with 3 channels, and the back a grid"):
         resize_rows(torch.randn(2, 35, 3), tokens(35), grid(4, 4))
 
 
@@ -112,7 +112,7 @@ def test_tokens_of_images_cut_into_other_patches_are_resized_beside_the_class_to
     torch.testing.assert_close(both[:, 1], x[:, [1, 2, 5, 6]].mean(1))
     torch.testing.assert_close(resize_rows(x, tokens(17), tokens(4), "area"), both[:, 1:])
     torch.testing.assert_close(resize_rows(x[:, 1:], tokens(16), tokens(5), "area")[:, 0], x[:, 1:].mean(1))
-    with pytest.raises(MismatchError, match="7 tokens are no such grid with up to 1 tokens before it"):
+    with pytest.raises(MismatchError, match="7 tokens are no such grid with up to 1 leading tokens"):
         resize_rows(x[:, :7], tokens(7), tokens(17))
 
 
@@ -121,15 +121,14 @@ def test_positions_become_a_vector_as_their_mean_and_a_vector_becomes_no_positio
     torch.testing.assert_close(resize_rows(rows, grid(4, 4), vector), rows.mean(1, keepdim=True))
     assert torch.equal(resize_rows(rows[:, :1], vector, vector), rows[:, :1])
     for back, words in ((grid(4, 4), "a grid of 4×4"), (tokens(5), "5 tokens")):
-        with pytest.raises(
-            MismatchError, match=f"The front has a vector with 3 channels at its cut and the back {words}"
-        ):
+        with pytest.raises(MismatchError, match=f"The front has a vector with 3 channels, and the back {words}"):
             resize_rows(rows[:, :1], vector, back)
 
 
-def test_a_way_of_resizing_that_there_is_not() -> None:
-    with pytest.raises(InputError, match=r"resize='neares' was asked for. Did you mean 'nearest"):
-        check_resize("neares")
+def test_an_unknown_resize_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    with pytest.raises(InputError, match=r"Unknown resize 'neares'. Did you mean 'nearest"):
+        SplitPair(net, net, "0", ((torch.zeros(2, 3),), {}), resize="neares")
 
 
 # -- networks of different kinds ---------------------------------------------------------------------------------------
@@ -206,6 +205,6 @@ def test_targets_stand_row_by_row_beside_what_arrives() -> None:
 def test_a_vector_into_positions_is_told_when_the_networks_are_cut() -> None:
     front, back = mlp((3 * 32 * 32, 6, 10)), myrtle(width=4)
     x = torch.randn(4, 3, 32, 32)
-    with pytest.raises(MismatchError, match=r"a vector does not say what stands where. Cut the front before it pools"):
+    with pytest.raises(MismatchError, match=r"a vector has no positions. Choose a layer of the front before it pools"):
         SplitPair(front, back, ("2", "5"), ((x,), {}))
     grown(mapped(SplitPair(back, front, ("5", "3"), ((x,), {}))), x)

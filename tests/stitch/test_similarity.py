@@ -141,7 +141,7 @@ def test_positions_are_rows_and_broken_stitches_have_no_value() -> None:
     assert all(np.isnan(value) for value in feature_similarities(b, torch.full_like(a, torch.nan)).values())
     assert np.isnan(feature_similarities(b[:4], a[:4])["cca"])  # as many rows as features
     assert np.isnan(feature_similarities(torch.ones_like(b), a)["r2"])
-    with pytest.raises(MismatchError, match=r"the back network's are \(60, 4\) and the stitched ones \(60, 3\)"):
+    with pytest.raises(MismatchError, match=r"back network are \(60, 4\), but those of the stitch \(60, 3\)"):
         feature_similarities(b, a[:, :3])
 
 
@@ -283,7 +283,7 @@ def test_001_c30_maps_on_the_line_have_their_biases_too() -> None:
     assert torch.allclose(interpolate(a, plain, 0.3)(x), 0.3 * a(x) + 0.7 * plain(x), atol=1e-6)
     assert interpolate(plain, plain, 0.5).bias is None
     with pytest.raises(
-        MismatchError, match=r"Between LinearMap\(5 → 3, with bias\) and LinearMap\(2 → 2\) there is no"
+        MismatchError, match=r"LinearMap\(5 → 3, with bias\) and LinearMap\(2 → 2\) cannot be interpolated"
     ):
         interpolate(a, LinearMap(torch.eye(2)), 0.5)
 
@@ -310,7 +310,9 @@ def test_001_c30_relative_accuracy_along_the_line(
     assert found.lowest == min(value for value in found.relative_accuracy if value is not None)
     assert found.lowest is not None
     assert found.lowest < 0.8
-    assert repr(found) == f"Between(identity and permutation: 5 points, relative accuracy at least {found.lowest:.4f})"
+    assert (
+        repr(found) == f"StitchPath(identity and permutation: 5 points, relative accuracy at least {found.lowest:.4f})"
+    )
     (axes,) = found.plot().axes
     assert np.asarray(axes.lines[0].get_ydata()).tolist() == list(found.relative_accuracy)
     rows = found.to_rows()
@@ -320,12 +322,12 @@ def test_001_c30_relative_accuracy_along_the_line(
 def test_lines_that_are_refused(network: nn.Sequential, digits: list[tuple[Tensor, Tensor]]) -> None:
     identity = LinearMap(torch.eye(32))
     first = stitched(network, identity, "identity")
-    with pytest.raises(MismatchError, match=r"Between a stitch at 3 and one at 1 there is no line"):
+    with pytest.raises(MismatchError, match=r"A stitch at 3 and one at 1 cannot be interpolated"):
         along(first, stitched(network, identity, "identity", at="1"), digits)
     other = nn.Sequential(*[nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)])
-    with pytest.raises(MismatchError, match="the same two networks at the same place"):
+    with pytest.raises(MismatchError, match="the same two networks at the same point"):
         along(first, stitched(network, identity, "identity", front=other), digits)
-    with pytest.raises(it.InputError, match="points=1 and together=4 were asked for; give at least 2 and 1"):
+    with pytest.raises(it.InputError, match="points must be at least 2 and together at least 1, but they are 1 and 4"):
         along(first, first, digits, points=1)
     with pytest.raises(it.InputError, match="found StitchedNetwork and Identity"):
         along(first, replace(first, model=nn.Identity()), digits)

@@ -161,7 +161,7 @@ def test_001_C01_halves_of_a_huggingface_network_that_cannot_be_traced() -> None
         found = stitched_at(split, call, point).logits
         torch.testing.assert_close(found, model(**call[1]).logits, rtol=0, atol=0)
     with pytest.raises(
-        MismatchError, match=r'skip="front" was asked for at .*a network that cannot be traced is run whole'
+        MismatchError, match=r'skip="front" is impossible at .*a network that cannot be traced runs whole'
     ):
         SplitPair(model, model, "bert.pooler", call, skip="front")
 
@@ -214,7 +214,7 @@ def test_001_C01_tuples_sizes_overwriting_and_repeated_calls() -> None:
         for point in range(len(split.points)):
             found = stitched_at(split, given, point)
             torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
-    with pytest.raises(InputError, match="A batch is not built as the example"):
+    with pytest.raises(InputError, match="A batch has another form than the example"):
         split.front(called(x, mask=mask, twice=False))
 
 
@@ -387,10 +387,10 @@ def test_001_C02_copies_share_the_networks_and_pickles_are_refused() -> None:
         other.weight.zero_()
     torch.testing.assert_close(stitched(x), model(x))
     torch.testing.assert_close(other(x), model[3].bias.expand(4, 3))
-    with pytest.raises(InputError, match="A splice cannot be pickled"):
+    with pytest.raises(InputError, match="A SplitPair cannot be pickled"):
         pickle.dumps(stitched)
     assert repr(stitched).startswith("StitchedNetwork(Sequential 2 → Sequential 2, 5 → 5")
-    assert repr(stitched.split) == "Splice(Sequential → Sequential, at 2 → 2)"
+    assert repr(stitched.split) == "SplitPair(Sequential → Sequential, at 2 → 2)"
 
 
 def test_001_C02_wrapped_networks_are_seen_through() -> None:
@@ -409,9 +409,7 @@ def test_001_C02_other_layers_and_widths_meet_through_a_map() -> None:
     stitched = StitchedNetwork(split, 0, LinearMap(matrix, bias))
     torch.testing.assert_close(stitched(x), b[2:](a[:5](x) @ matrix.T + bias))
     assert (split.points[1].inputs, split.points[1].outputs) == (8, 5)
-    with pytest.raises(
-        MismatchError, match=r"A map of 7 features to 5 was given for the cut '2' → '2', where 8 channels"
-    ):
+    with pytest.raises(MismatchError, match=r"The map is 7 → 5, but the stitch point '2' → '2' has 8 → 5 channels"):
         StitchedNetwork(split, 1, LinearMap(matrix))
 
 
@@ -421,7 +419,7 @@ def test_001_C02_precisions_meet_in_that_of_the_back() -> None:
     split = SplitPair(a, b, "layer1.0.relu1", called(x))
     assert split.points[0].skip == "front"
     features = split.front(called(x))[0]
-    assert features.rows.dtype == features.around[0].dtype == torch.float64
+    assert features.rows.dtype == features.skip_values[0].dtype == torch.float64
     assert stitched_at(split, called(x), 0).dtype == torch.float64
     stitched = StitchedNetwork(split, 0, LinearMap(torch.eye(4)))
     stitched(x).sum().backward()
@@ -520,13 +518,18 @@ def test_000_G19_whose_values_go_around_is_chosen_and_told() -> None:
     assert skip(a, b, ("layer1.0.conv1", "layer1.1.conv1")) == "back"
     assert skip(small_resnet("B"), b, "layer1.1.conv1") == "back"
     for front, back, at, words in (
-        (resnet(20, width=0.5, shortcut="B"), small_resnet("B"), "layer1.1.conv1", "the values that go around it have"),
-        (wide, b, "layer1.1.conv1", "the networks do not take the same steps"),  # they pad with other numbers of zeros
-        (a, b, ("layer1.0.conv1", "layer1.1.conv1"), "the networks do not take the same steps, or are not"),
+        (
+            resnet(20, width=0.5, shortcut="B"),
+            small_resnet("B"),
+            "layer1.1.conv1",
+            "the values of the skip connection have",
+        ),
+        (wide, b, "layer1.1.conv1", "the networks have different programs"),  # they pad with other numbers of zeros
+        (a, b, ("layer1.0.conv1", "layer1.1.conv1"), "the networks have different programs, or different steps"),
     ):
-        with pytest.raises(MismatchError, match=f'skip="front" was asked for at .layer1.1.conv1., but {words}'):
+        with pytest.raises(MismatchError, match=f'skip="front" is impossible at .layer1.1.conv1.: {words}'):
             skip(front, back, at, "front")
-    with pytest.raises(InputError, match=r"skip='fron' was asked for. Did you mean 'front'\?"):
+    with pytest.raises(InputError, match=r"Unknown skip 'fron'. Did you mean 'front'\?"):
         skip(a, b, "layer1.1", "fron")
 
 
@@ -614,14 +617,14 @@ def test_copies_that_would_mix_are_refused() -> None:
     x = torch.randn(5, 4)
     split = SplitPair(model, model, "0", called(x))
     features = split.front(called(x))[0]
-    with pytest.raises(InputError, match=r"2 copies were to pass .* depends on the other samples of its batch"):
+    with pytest.raises(InputError, match=r"cannot run 2 copies at once .* depends on other samples of the batch"):
         split.back(0, torch.cat([features.rows] * 2), features, called(x), copies=2)
-    with pytest.raises(MismatchError, match=r"rows \(5, 1, 3\) at '0', where 1 × 5 samples have \(5, 1, 6\)"):
+    with pytest.raises(MismatchError, match=r"The rows at '0' are \(5, 1, 3\), but 1 × 5 samples need \(5, 1, 6\)"):
         split.back(0, torch.zeros(5, 1, 3), features, called(x))
     mixing = Net(lambda m, x: m.b(m.a(x)) * x.square().sum(), a=nn.Linear(4, 6), b=nn.Linear(6, 2))
     split = SplitPair(mixing, mixing, "a", called(x))
     torch.testing.assert_close(stitched_at(split, called(x), 0), mixing(x))
-    with pytest.raises(InputError, match=r"it depends on the other samples of its batch. Pass them one by one"):
+    with pytest.raises(InputError, match=r"it depends on other samples of the batch. Run them one by one"):
         split.back(0, torch.cat([features.rows] * 2), features, called(x), copies=2)
 
 
@@ -645,8 +648,8 @@ def test_places_that_cannot_be_cut_are_told_why() -> None:
     model = Net(lambda m, x: m.b(m.a(m.a(x))), a=nn.Linear(4, 4), b=nn.Linear(4, 2), unused=nn.Linear(1, 1))
     call = called(torch.randn(5, 4))
     for at, words in {
-        "": "The place '' is the output of the whole network",
-        ":input": "The place ':input' is the input of the whole network",
+        "": "'' is the output of the whole network",
+        ":input": "':input' is the input of the whole network",
         "c": "The layer 'c' was asked for, but the model has no module of that path",
         "unused": "The layer 'unused' was asked for, but the forward did not call that module",
         "a": "the forward called that module 2 times. Say which call is meant: a@1, a@2",
@@ -654,27 +657,27 @@ def test_places_that_cannot_be_cut_are_told_why() -> None:
     }.items():
         with pytest.raises(InputError, match=words):
             SplitPair(model, model, at, call)
-    with pytest.raises(InputError, match=r"at=\[\] was asked for. Give a module path of both networks"):
+    with pytest.raises(InputError, match=r"at=\[\] names no stitch point. Give a module path of both networks"):
         SplitPair(model, model, [], call)
-    with pytest.raises(InputError, match=r"resize='bilinea' was asked for. Did you mean 'bilinear'\?"):
+    with pytest.raises(InputError, match=r"Unknown resize 'bilinea'. Did you mean 'bilinear'\?"):
         SplitPair(model, model, "b", call, resize="bilinea")
-    with pytest.raises(InputError, match=r"A layout was given for 'bb', where nothing is cut. Did you mean 'b'\?"):
+    with pytest.raises(InputError, match=r"layouts names 'bb', which is no stitch point. Did you mean 'b'\?"):
         SplitPair(model, model, "b", call, layouts={"bb": "nc"})
     ids = gpt(vocab=11, context=8, dim=8, depth=1, heads=2)
-    with pytest.raises(InputError, match="The place 'tokens:input' holds int64 numbers"):
+    with pytest.raises(InputError, match="The features at 'tokens:input' are int64"):
         SplitPair(ids, ids, "tokens:input", called(torch.zeros(3, 4, dtype=torch.long)))
 
 
 def test_samples_that_are_not_where_the_layout_has_them_are_told() -> None:
     model = Net(lambda m, x: m.b(m.a(x.transpose(0, 1)).tanh()).mean(0), a=nn.Linear(4, 6), b=nn.Linear(6, 2))
     call = called(torch.randn(5, 7, 4))
-    with pytest.raises(InputError, match=r"The place 'a' has a tensor \(7, 3, 6\) for 3 samples"):
+    with pytest.raises(InputError, match=r"The tensor at 'a' is \(7, 3, 6\) for 3 samples"):
         SplitPair(model, model, "a", call)
     split = SplitPair(model, model, "a", call, layouts={"a": "tnc"})
     features = split.front(call)[0]
     assert tuple(features.rows.shape) == (5, 7, 6)
     torch.testing.assert_close(stitched_at(split, call, 0), model(*call[0]))
-    with pytest.raises(InputError, match=r"At 'a' the samples lie along axis 1 of a tensor \(9, 3, 6\)"):
+    with pytest.raises(InputError, match=r"At 'a' the samples are on axis 1 of a tensor \(9, 3, 6\)"):
         SplitPair(model, model, "a", called(torch.randn(5, 9, 4)))
 
 
@@ -687,7 +690,7 @@ def test_a_network_that_takes_one_number_of_samples_alone_passes_one_copy() -> N
     split = SplitPair(model, model, "a", call)
     torch.testing.assert_close(stitched_at(split, call, 0), model(*call[0]))
     features = split.front(call)[0]
-    with pytest.raises(InputError, match=r"2 copies were to pass .* it does not take its example twice over"):
+    with pytest.raises(InputError, match=r"cannot run 2 copies at once .* does not run on its example repeated twice"):
         split.back(0, torch.cat([features.rows] * 2), features, call, copies=2)
 
 
@@ -696,7 +699,7 @@ def test_patterns_stand_for_the_same_places_of_both_networks() -> None:
     call = called(torch.randn(4, 3, 8, 8))
     split = SplitPair(a, b, "layer1.*.relu?", call)
     assert [point.front for point in split.points] == [f"layer1.{i}.relu{j}" for i in range(3) for j in (1, 2)]
-    with pytest.raises(MismatchError, match=r"stands for 3 places of the front and 1 of the back"):
+    with pytest.raises(MismatchError, match=r"stands for 3 layers of the front, but 'layer1' for 1 of the back"):
         SplitPair(a, b, ("layer1.*", "layer1"), call)
 
 
@@ -708,12 +711,12 @@ def test_norms_without_running_statistics_are_left_out() -> None:
 def test_a_number_known_for_one_batch_size_is_not_used_for_another() -> None:
     number = number_for_one_size(7, 4)
     assert number(4) == 7
-    with pytest.raises(InputError, match="known for 4 samples alone, but 5 were given"):
+    with pytest.raises(InputError, match="known only for 4 samples, but the batch has 5"):
         number(5)
 
 
 def test_what_depends_on_the_other_samples_has_no_axis_of_samples() -> None:
     x, y = torch.randn(3), torch.randn(3)
     for first, second in ((x, y), (y, x)):
-        with pytest.raises(NoSampleAxis, match="depends on the other samples"):
+        with pytest.raises(NoSampleAxis, match="depends on other samples"):
             sample_axis(first, second, x)

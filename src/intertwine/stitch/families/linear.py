@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -40,8 +41,12 @@ LASSO_STEPS = 20000
 class WeightFamily(MapFamily):
     """A family trained through one matrix, "weight", and optionally a "bias"."""
 
-    bias: bool
     starts = ("direct", *PLAIN_STARTS)
+
+    @property
+    @abstractmethod
+    def bias(self) -> bool:
+        """Whether the maps have a bias."""
 
     def _start(self, inputs: int, outputs: int, how: str, moments: PairMoments | None, rng: Generator) -> Parameters:
         direct = how == "direct" and moments is not None
