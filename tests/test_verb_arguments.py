@@ -11,17 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import intertwine
-import intertwine as it_module
 from intertwine.checkpoints import load
 from intertwine.cli import main
 from intertwine.connect.connectivity import Connectivity
 from intertwine.errors import InputError, MismatchError
 from intertwine.inspect.top_images import top_images
 from intertwine.lab.study.plan import Part, Plan, ZooPlan
-
-# ----------------------------------------------------------------------------------------------------
-# Arguments of every kind: what is plainly meant is taken, what would do nothing or something else is refused.
-
 
 it: Any = intertwine  # the arguments are of wrong types on purpose
 X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
@@ -140,8 +135,7 @@ def test_nan_weights_are_told_without_a_canonical_form(verb: Callable[..., Any])
         verb(broken, X)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Networks and inputs that go wrong: what bench/reliability.py found, kept from coming back.
+# -- Networks and inputs that go wrong ---------------------------------------------------------------------------------
 
 
 class WritesOverItsInput(nn.Module):
@@ -174,9 +168,9 @@ def network() -> nn.Sequential:
 def test_every_network_on_a_line_sees_the_same_inputs() -> None:
     data = batches()
     kept = data[0][0].clone()
-    found = it_module.barrier(WritesOverItsInput(0), WritesOverItsInput(1), data, points=3)
+    found = it.barrier(WritesOverItsInput(0), WritesOverItsInput(1), data, points=3)
     assert torch.equal(data[0][0], kept)
-    assert found.loss == it_module.barrier(Doubles(0), Doubles(1), data, points=3).loss
+    assert found.loss == it.barrier(Doubles(0), Doubles(1), data, points=3).loss
 
 
 @pytest.mark.parametrize("verb", ["fold", "merge", "connectivity"])
@@ -184,9 +178,9 @@ def test_a_forward_that_works_in_place_does_not_reach_the_inputs(verb: str) -> N
     data, a, b = batches(), WritesOverItsInput(0), WritesOverItsInput(1)
     kept = data[0][0].clone()
     calls: dict[str, Callable[[], Any]] = {
-        "fold": lambda: it_module.fold(a, data[0][0], beta=0.2),
-        "merge": lambda: it_module.merge([a, b], data=data, method="activations"),
-        "connectivity": lambda: it_module.connectivity(a, b, data),
+        "fold": lambda: it.fold(a, data[0][0], beta=0.2),
+        "merge": lambda: it.merge([a, b], data=data, method="activations"),
+        "connectivity": lambda: it.connectivity(a, b, data),
     }
     calls[verb]()
     assert torch.equal(data[0][0], kept)
@@ -196,47 +190,58 @@ def test_a_forward_that_works_in_place_does_not_reach_the_inputs(verb: str) -> N
 def test_networks_without_numbers_are_refused(verb: str) -> None:
     model, data = network().to("meta"), batches()
     calls: dict[str, Callable[[], Any]] = {
-        "barrier": lambda: it_module.barrier(model, model, data, points=3),
-        "compare": lambda: it_module.compare(model, model, data),
-        "stitch": lambda: it_module.stitch(model, model, "1", fit="direct", data=data),
-        "features": lambda: it_module.features(model, data),
+        "barrier": lambda: it.barrier(model, model, data, points=3),
+        "compare": lambda: it.compare(model, model, data),
+        "stitch": lambda: it.stitch(model, model, "1", fit="direct", data=data),
+        "features": lambda: it.features(model, data),
     }
-    with pytest.raises(it_module.InputError, match=r"meta device and hold no numbers. Load them first: .*assign=True"):
+    with pytest.raises(it.InputError, match=r"meta device and hold no numbers. Load them first: .*assign=True"):
         calls[verb]()
 
 
 def test_a_first_batch_without_samples_cannot_be_stitched_on() -> None:
     data = [(torch.randn(0, 3), torch.zeros(0).long()), *batches()]
-    with pytest.raises(it_module.InputError, match="The first batch of the data is empty"):
-        it_module.stitch(network(), network(), "1", fit="direct", data=data)
+    with pytest.raises(it.InputError, match="The first batch of the data is empty"):
+        it.stitch(network(), network(), "1", fit="direct", data=data)
 
 
 def test_batches_that_the_networks_refuse_are_told_as_such() -> None:
     a, b = network(), network()
     whole_numbers = [(torch.ones(8, 3, dtype=torch.int64), torch.zeros(8).long())]
-    with pytest.raises(it_module.InputError, match=r"could not be run on a batch of the data: .* raised .*same dtype"):
-        it_module.align(a, b, torch.randn(1, 3), method="activations", data=whole_numbers)
+    with pytest.raises(it.InputError, match=r"could not be run on a batch of the data: .* raised .*same dtype"):
+        it.align(a, b, torch.randn(1, 3), method="activations", data=whole_numbers)
 
 
 def test_a_refused_network_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(it_module.IntertwineError, match="its own forward raised RuntimeError"):
-        it_module.symmetry(network(), torch.randn(4, 7))
+    with pytest.raises(it.IntertwineError, match="its own forward raised RuntimeError"):
+        it.symmetry(network(), torch.randn(4, 7))
     assert capfd.readouterr() == ("", "")
 
 
 def test_what_verbs_give_can_be_written_as_json() -> None:
     a, b, x, data = network(), network(), batches()[0][0], batches()
-    found = it_module.symmetry(a, x)
+    found = it.symmetry(a, x)
     results: dict[str, Any] = {
-        "symmetry": found, "wire": found.wires[0], "certify": found.certify(a, x),
-        "activation_group": it_module.activation_group(torch.relu), "canonicalize": it_module.canonicalize(a, x),
-        "align": it_module.align(a, b, x), "align_many": it_module.align_many([a, b], x), "barrier": it_module.barrier(a, b, data, points=3),
-        "connectivity": it_module.connectivity(a, b, data), "diagnose": it_module.diagnose(a, b, data), "merge": it_module.merge([a, b], x),
-        "measure": it_module.measure(x, x, "linear_cka"), "compare": it_module.compare(a, b, data), "fold": it_module.fold(a, x),
-        "calibrate": it_module.calibrate(x, x, "linear_cka"), "stitch": it_module.stitch(a, b, "1", fit="direct", data=data),
-        "complexity": it_module.complexity(a, x), "fold_to": it_module.fold_to(a, x, parameters=0.9),
-        "features": it_module.features(a, data),
-    }  # fmt: skip
+        "symmetry": found,
+        "wire": found.wires[0],
+        "certify": found.certify(a, x),
+        "activation_group": it.activation_group(torch.relu),
+        "canonicalize": it.canonicalize(a, x),
+        "align": it.align(a, b, x),
+        "align_many": it.align_many([a, b], x),
+        "barrier": it.barrier(a, b, data, points=3),
+        "connectivity": it.connectivity(a, b, data),
+        "diagnose": it.diagnose(a, b, data),
+        "merge": it.merge([a, b], x),
+        "measure": it.measure(x, x, "linear_cka"),
+        "compare": it.compare(a, b, data),
+        "fold": it.fold(a, x),
+        "calibrate": it.calibrate(x, x, "linear_cka"),
+        "stitch": it.stitch(a, b, "1", fit="direct", data=data),
+        "complexity": it.complexity(a, x),
+        "fold_to": it.fold_to(a, x, parameters=0.9),
+        "features": it.features(a, data),
+    }
     for name, result in results.items():
         assert json.loads(json.dumps(result.to_dict(), allow_nan=False)), name
         assert type(result).__name__ in repr(result) or "\n" in repr(result), name
@@ -244,16 +249,13 @@ def test_what_verbs_give_can_be_written_as_json() -> None:
         assert results[name].to_frame().height == len(results[name].to_rows()) > 0, name
 
 
-# ----------------------------------------------------------------------------------------------------
-# Networks kept in float64: what commands and studies call them with is in float64 too.
+# -- Networks kept in float64 ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Any:
     place, options = tmp_path_factory.mktemp("zoos") / "exact", {"widths": (64, 16, 10)}
-    return it_module.zoo.train(
-        "mlp", seeds=[0, 1], data="digits", out=place, options=options, epochs=2, precision="float64"
-    )
+    return it.zoo.train("mlp", seeds=[0, 1], data="digits", out=place, options=options, epochs=2, precision="float64")
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -301,9 +303,9 @@ def test_a_study_and_its_report(zoo: Any, tmp_path: Path) -> None:
         Part("fold", **one, options={"at": [0.6]}, grid={"method": ("fold_to", "merge", "fold", "prune")}),
         Part("barrier", ("z",), pairs=((0, 1),), options={"method": "weights", "points": 3}),
     )  # fmt: skip
-    study = it_module.study.run(Plan("exact", {"z": ZooPlan(folder=str(zoo.folder))}, parts), out=tmp_path / "s")
+    study = it.study.run(Plan("exact", {"z": ZooPlan(folder=str(zoo.folder))}, parts), out=tmp_path / "s")
     assert (study.tasks, study.errors) == (8, {})
     found = {(row["verb"], row["quantity"]): row["value"] for row in study.frame().to_dicts()}
     assert found["canonical", "changed_predictions"] == 0
     assert found["canonical", "way_back_error"] < 1e-12  # single precision is at 1e-7
-    assert "S_16" in it_module.report.write(study, tmp_path / "r.html").read_text()
+    assert "S_16" in it.report.write(study, tmp_path / "r.html").read_text()

@@ -1,11 +1,11 @@
-"""The errors intertwine raises. Every message says what was asked, what was found and what to do next."""
+"""The errors of intertwine. Every message names the problem first, then what to do about it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-#: Names that are suggested at most.
+#: How many names are suggested at most.
 SUGGESTED = 5
 
 
@@ -22,11 +22,11 @@ class CaptureError(IntertwineError, RuntimeError):
 
 
 class MismatchError(IntertwineError, ValueError):
-    """Two things that must belong together do not: an element and a model, a checkpoint and an architecture."""
+    """Two things do not belong together: an element and a model, a checkpoint and an architecture."""
 
 
 class RuleError(IntertwineError, RuntimeError):
-    """A rule for an op broke one of the promises a rule makes."""
+    """A rule for an op is wrong, or an op has two."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there (written beside their place, then renamed), and a lock per folder."""
+"""Atomic writes (to a file beside the target, which is then renamed), checksums, and a lock per folder."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from intertwine.errors import InputError
 
 try:
     import fcntl
-except ImportError:  # Windows, where the folder is not held
+except ImportError:  # Windows, where folders are not locked
     fcntl = None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> str:
-    """Write a safetensors file; gives its sha256."""
-    plain = {
-        name: t.detach().to("cpu", memory_format=torch.contiguous_format).contiguous() for name, t in tensors.items()
-    }
+    """Write a safetensors file; returns its sha256."""
+    form = torch.contiguous_format
+    plain = {name: t.detach().to("cpu", memory_format=form).contiguous() for name, t in tensors.items()}
     with atomic_write(path) as part:
         save_file(plain, part, dict(about or {}))
         return sha256(part)
@@ -52,7 +51,7 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """A place to write what shall lie at `path`, whose folders are made; where that fails it is the user's to know.
+    """A temporary file that becomes `path` at the end; folders are created, and failures are an `InputError`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, atomic_write(f"{folder}/new/note.txt") as place:
@@ -62,7 +61,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_replace(file) as part:
-            part.touch()  # not every writer of files says why it could not
+            part.touch()  # not every writer gives a reason when it fails
             yield part
     except (OSError, SafetensorError) as error:  # the latter where a disk is full
         reason = "it is a folder" if file.is_dir() else getattr(error, "strerror", None) or error
@@ -71,30 +70,30 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to, which becomes `path` when all of it is on the disk; gone after a failure.
+    """A file beside `path`, which becomes `path` once it is complete on the disk; after a failure it is removed.
 
     A second writer of the same path waits until the first is done.
     """
     file = path.resolve()  # a link stays a link to the new file
-    if file.exists() and not file.is_file():  # a device such as /dev/stdout is no file to be replaced
+    if file.exists() and not file.is_file():  # a device such as /dev/stdout cannot be replaced
         yield file
         return
     part = file.with_name(f".{file.name}.part")
     with _only_writer_of(part):
         try:
             yield part
-            with part.open("rb") as held:  # on the disk before it gets its name: a power cut leaves the old or the new
+            with part.open("rb") as held:  # first on the disk, then renamed: a power cut leaves the old or the new
                 os.fsync(held.fileno())
             part.replace(file)
             sync_folder(file.parent)
         except BaseException:
-            part.unlink(missing_ok=True)  # on a full disk it takes the room that others need
+            part.unlink(missing_ok=True)  # frees its space on a full disk
             raise
 
 
 @contextmanager
 def _only_writer_of(part: Path) -> Iterator[None]:
-    """Hold a file for one writer. It is let go with its handle, also when the process is killed."""
+    """Lock a file for one writer. The lock ends with its handle, also when the process is killed."""
     if fcntl is None:
         yield
         return
@@ -102,12 +101,12 @@ def _only_writer_of(part: Path) -> Iterator[None]:
         with part.open("ab") as held:
             with suppress(OSError):  # a file system without locks: go on without one
                 fcntl.flock(held, fcntl.LOCK_EX)
-            if _is_still(part, held):  # else the writer before has given it its name, and a new one is needed
+            if _is_same_file(part, held):  # else the writer before has renamed it, and a new one is needed
                 yield
                 return
 
 
-def _is_still(path: Path, held: IO[bytes]) -> bool:
+def _is_same_file(path: Path, held: IO[bytes]) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(held.fileno()))
     except FileNotFoundError:
@@ -115,8 +114,8 @@ def _is_still(path: Path, held: IO[bytes]) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, as `fsync` has the contents of a file."""
-    if os.name == "nt":  # Windows cannot open a folder, and keeps names without being asked
+    """Flush the names in a folder to the disk, as `fsync` does the contents of a file."""
+    if os.name == "nt":  # Windows cannot open a folder, and keeps names anyway
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -127,13 +126,13 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold a folder: a second run into it is told to wait, instead of mixing its files with ours."""
+    """Lock a folder: a second run into it raises `InputError` instead of mixing its files with ours."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
         raise InputError(
-            f"Results were to be written into {folder}, which cannot be done ({error.strerror}). Give another folder."
+            f"Results cannot be written into {folder} ({error.strerror}). Choose another folder."
         ) from error
     with lock as file:
         try:
@@ -145,4 +144,4 @@ def folder_lock(folder: Path) -> Iterator[None]:
             ) from error
         except OSError:  # a file system without locks: go on without one
             pass
-        yield  # the system lets the lock go with the file, also when the process is killed
+        yield  # the lock ends with the file, also when the process is killed

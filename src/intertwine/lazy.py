@@ -1,6 +1,4 @@
-"""Lazy and optional imports: public names loaded on first use, and result rows as a polars data frame if polars is
-installed.
-"""
+"""Lazy and optional imports: public names loaded on first use, and polars data frames if polars is installed."""
 
 from __future__ import annotations
 
@@ -10,9 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from intertwine.errors import InputError
-
-# ----------------------------------------------------------------------------------------------------
-# Public names that are loaded on first use, so that importing a room costs nothing until one of them is needed.
 
 
 def lazy_names(
@@ -41,10 +36,6 @@ def lazy_names(
     return load, lambda: sorted([*homes, *rooms])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rows of plain data as a data frame, for those who have the extra `frames`.
-
-
 def data_frame(rows: Sequence[dict[str, Any]]) -> Any:
     """Rows as a polars data frame.
 
@@ -55,7 +46,7 @@ def data_frame(rows: Sequence[dict[str, Any]]) -> Any:
         polars = import_module("polars")
     except ImportError as error:
         raise InputError(
-            "A data frame was asked for, but polars is not installed: pip install 'intertwine[frames]'. Or use "
+            "Data frames need polars, but polars is not installed: pip install 'intertwine[frames]'. Or use "
             ".to_rows(), which any data frame library reads."
         ) from error
     return polars.DataFrame(rows, infer_schema_length=None)

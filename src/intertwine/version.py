@@ -1,4 +1,4 @@
-"""The version of this package, as pyproject.toml has it; known also where the package is on the path uninstalled."""
+"""The version of this package, as in pyproject.toml; also known if the package is not installed."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def test_pictures_of_units_that_are_not_there(net: str) -> None:
         (["--input", "1x3x32x24"], "Synthetic pictures are squares of at least 16×16, but"),
         (["--share", "2"], "share must be between 0 and 1, such as 0.005, but is 2.0"),
         (["--null", "99"], "null must be at least 0 and less than the number of images"),
-        (["--out", "/dev/null/x"], "Results were to be written into /dev/null/x, which cannot be done"),
+        (["--out", "/dev/null/x"], "Results cannot be written into /dev/null/x"),
         (["--device", "tpu9"], "The device 'tpu9' was asked for"),
     ],
 )  # fmt: skip

@@ -382,7 +382,7 @@ def test_nothing_to_fold_and_nothing_near_enough_are_told(run: Run, nets: Path, 
         (["--reset", "--data", "digits"], "has none. Leave it out."),
         (["--data-folder", "x"], "--data-folder x is given without a data set. Add --data NAME."),
         (["--weights", "none.pt"], "There is no file none.pt"),
-        (["--out", "/dev/null/x"], "Results were to be written into /dev/null/x, which cannot be done"),
+        (["--out", "/dev/null/x"], "Results cannot be written into /dev/null/x"),
     ],
 )
 def test_refusals(run: Run, nets: Path, words: list[str], text: str) -> None:

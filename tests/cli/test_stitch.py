@@ -202,7 +202,7 @@ def test_what_goes_around_a_cut_and_what_broke_off(tmp_path: Path, capsys: pytes
         (["--recipe", "godfry"], "Unknown recipe 'godfry'. Did you mean 'godfrey"),
         (["--seeds", "a"], "The seeds 'a' were asked for."),
         (["--device", "tpu9"], "The device 'tpu9' was asked for"),
-        (["--out", "/dev/null/x"], "Results were to be written into /dev/null/x, which cannot be done"),
+        (["--out", "/dev/null/x"], "Results cannot be written into /dev/null/x"),
         (["--weights-b", "none.pt"], "There is no file none.pt"),
     ],
 )  # fmt: skip

@@ -23,13 +23,6 @@ from torch import Tensor, nn
 
 import intertwine as it
 
-# ----------------------------------------------------------------------------------------------------
-# Transformers: heads, grouped heads, rotary positions, relative tables, windows, and the norms around them.
-#
-# Heads may change places, and inside each head the query-key and the value-output dimensions have orders and factors of
-# their own. Nothing may cross from one head to another.
-
-
 HEADS, DIM, WIDTH = 3, 5, 7  # heads, dimensions of a head, width of the stream
 INNER = HEADS * DIM
 
@@ -376,8 +369,7 @@ def test_window_partition_and_roll() -> None:
     prove(net, torch.randn(2, 4, 6, 2), wires=[f"{STREAM}, o.weight[0], o.bias[0], head.weight[1]", *ATTENTION[1:]])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Token models around their attention: look-up tables, tied outputs, learned tokens, gated layers.
+# -- Token models around their attention -------------------------------------------------------------------------------
 
 
 def test_embedding() -> None:

@@ -24,9 +24,6 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 import intertwine as it
 from intertwine.symmetry.symmetry import Symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# Normalisations: what each one lets pass in front of it and behind it, with its statistics and its affine part.
-
 
 def image(channels: int = 3) -> Tensor:
     return torch.randn(2, channels, 5, 7)
@@ -205,11 +202,7 @@ def test_unit_length() -> None:
     prove(net, rows(), wires=["S_5 ⋉ {±1}^5 on a.weight[0], a.bias[0], b.weight[1]"])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Recurrent layers: gates stacked on one axis, a hidden state on both axes of one weight, directions, projections.
-#
-# In an LSTM and a GRU the state is made by an odd function (tanh) of one of the stacked gates, so each unit may also
-# change its sign: the rows of that gate flip, and so does everything that reads the state.
+# -- Recurrent layers --------------------------------------------------------------------------------------------------
 
 
 GATED = pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)], ids=["LSTM", "GRU"])

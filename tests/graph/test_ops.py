@@ -15,10 +15,6 @@ from torch.nn.utils import parametrizations
 import intertwine as it
 from intertwine.graph.capture import capture
 
-# ----------------------------------------------------------------------------------------------------
-# Ops beside a better known one: scans, extrema of both kinds, losses, products with a bias, other weight norms.
-
-
 BODY = "a.weight[0], a.bias[0]"
 FREE = [f"S_6 ⋉ (R₊)^6 on {BODY}, head.weight[1]"]
 ORDER = [f"S_6 on {BODY}, head.weight[1]"]
@@ -186,8 +182,7 @@ def test_one_norm_of_the_whole_weight_passes_signs_and_no_scales() -> None:
     prove(linear, x, wires=[f"S_6 ⋉ {{±1}}^6 on {BODY}, {weight}[1]"])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Distances and angles between rows: features may change places on both sides at once, and be scaled on none.
+# -- Distances and angles between rows ---------------------------------------------------------------------------------
 
 
 PLACES = "body.weight[0], body.bias[0], points[1]"
@@ -242,13 +237,10 @@ def test_a_scaled_feature_is_another_function() -> None:
     assert gap(net, edited(net, **moved), x) > 1e-3
 
 
-# ----------------------------------------------------------------------------------------------------
-# Ops without a rule of their own that PyTorch makes of others: they are read as what they are made of.
+# -- Ops without a rule of their own that PyTorch makes of others ------------------------------------------------------
 
 
-def between_hazards_composite(
-    fn: Callable[[Any, Tensor], Tensor], width: int = 6, **parts: nn.Module | nn.Parameter
-) -> Net:
+def around_composite(fn: Callable[[Any, Tensor], Tensor], width: int = 6, **parts: nn.Module | nn.Parameter) -> Net:
     """Six units, what is done to them, and a layer that reads the result of that width."""
     return Net(lambda m, x: m.head(fn(m, m.a(x))), a=nn.Linear(3, 6), head=nn.Linear(width, 2), **parts)
 
@@ -293,7 +285,7 @@ def swapped(halves: Any) -> Tensor:
 def test_it_is_read_as_its_steps(
     fn: Callable[[Any, Tensor], Tensor], width: int, example: Callable[[], Tensor], wires: list[str]
 ) -> None:
-    prove(between_hazards_composite(fn, width), example(), wires=wires)
+    prove(around_composite(fn, width), example(), wires=wires)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +315,7 @@ def test_the_norm_of_the_units_takes_their_scales_away() -> None:
 
 def test_a_unit_does_not_cross_the_cut_of_a_split() -> None:
     net, x = (
-        between_hazards_composite(lambda m, h: torch.hsplit(h.relu(), 2)[0] * torch.hsplit(h, 2)[1], 3).double(),
+        around_composite(lambda m, h: torch.hsplit(h.relu(), 2)[0] * torch.hsplit(h, 2)[1], 3).double(),
         rows().double(),
     )
     pairs = "a.weight[0 +3], a.bias[0 +3]"
@@ -342,7 +334,7 @@ def test_what_is_written_into_a_piece_is_written_into_the_whole(split: Callable[
         split(h)[0].relu_()
         return h
 
-    net, x = between_hazards_composite(write), tokens()
+    net, x = around_composite(write), tokens()
     sym = certified(it.symmetry(net, x), net, x)
     assert sym.wires == ()
     assert "written in place through a view" in reasons(sym, "a.weight")
@@ -379,7 +371,7 @@ def test_inside_a_context_that_is_inlined() -> None:
 
 
 def test_in_eval_mode_nothing_is_dropped() -> None:
-    net = between_hazards_composite(lambda m, h: m.drop(h).relu(), drop=nn.FeatureAlphaDropout(0.5)).eval()
+    net = around_composite(lambda m, h: m.drop(h).relu(), drop=nn.FeatureAlphaDropout(0.5)).eval()
     prove(net, tokens(), wires=FREE)
     with pytest.raises(it.errors.InputError, match="draws random numbers"):
         it.symmetry(net.train(), tokens())

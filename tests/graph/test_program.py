@@ -25,9 +25,6 @@ from torch import Tensor, nn
 
 import intertwine as it
 
-# ----------------------------------------------------------------------------------------------------
-# The forward as a program: sharing, tying, buffers, inputs and outputs, branches, and writing in place.
-
 
 def rows(width: int = 3) -> Tensor:
     return torch.randn(2, 11, width)
@@ -266,8 +263,7 @@ def test_overwriting_through_a_view() -> None:
     assert all(w.size in (2, 3) for w in sym.wires)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Weights of which a forward reads a part, or nothing: at other sizes, or in another mode, the rest is read too.
+# -- Weights of which a forward reads a part, or nothing ---------------------------------------------------------------
 
 
 SOME = "only a part of it is read with inputs of these sizes"

@@ -27,9 +27,6 @@ import intertwine as it
 from intertwine.graph.builder import GraphBuilder
 from intertwine.symmetry.certify import relative_error
 
-# ----------------------------------------------------------------------------------------------------
-# Tensors taken apart, put together, repeated and looked up: what is left of an order afterwards.
-
 
 def rows(width: int = 3) -> Tensor:
     return torch.randn(2, 11, width)
@@ -371,9 +368,7 @@ def test_matrix_products_in_every_spelling(spell: Callable[[Tensor, Tensor], Ten
     prove(net, rows(), wires=["S_5 ⋉ (R₊)^5 on a[1], b[0]"])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Graph and symmetry, where changed code went unnoticed: uneven padding, cropping, moved axes, patches, refinements,
-# heads that are axes of their own.
+# -- Graph and symmetry, where changed code went unnoticed -------------------------------------------------------------
 
 
 def images() -> Tensor:

@@ -13,10 +13,6 @@ from torch import Tensor, nn
 
 import intertwine as it
 
-# ----------------------------------------------------------------------------------------------------
-# Which factors pass an activation, for torch's own and for functions nobody has named.
-
-
 Function = Callable[[Tensor], Tensor]
 
 TRIVIAL: dict[str, Function] = {
@@ -180,8 +176,7 @@ def test_a_function_of_ones_own_in_a_model(group: str, function: Function) -> No
     prove(net, torch.randn(4, 3), wires=[f"{group} on a.weight[0], a.bias[0], b.weight[1]"])
 
 
-# ----------------------------------------------------------------------------------------------------
-# The group of every activation torch ships, of powers, constants and low precision; and that finding it is quick.
+# -- The group of every activation torch ships, of powers, constants and low precision; and that finding it is quick ----
 
 
 Answer = tuple[str, Fraction | None, int | None]
@@ -379,8 +374,7 @@ def test_it_is_quick(fn: Callable[..., object]) -> None:
     assert min(times) < 0.02  # a few milliseconds with every call checked against its annotations
 
 
-# ----------------------------------------------------------------------------------------------------
-# Activations that repeat themselves under one factor and its powers only.
+# -- Activations that repeat themselves under one factor and its powers only -------------------------------------------
 
 
 def octaves(x: Tensor) -> Tensor:
@@ -482,8 +476,7 @@ def test_the_engine_keeps_to_permutations_and_signs() -> None:
     prove(net, torch.randn(4, 3), wires=["S_5 ⋉ {±1}^5 on a.weight[0], a.bias[0], b.weight[1]"])
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is no activation is refused, and the reason says what was given and what to do.
+# -- What is no activation is refused, and the reason says what was given and what to do -------------------------------
 
 
 def counter() -> Callable[[Tensor], Tensor]:
@@ -512,7 +505,7 @@ def raises(x: Tensor) -> Tensor:
     raise RuntimeError("not today.")
 
 
-MIXING = r"was given as an activation, and its value at one entry changes with .*not elementwise.*intertwine\.symmetry"
+MIXING = r"is not elementwise: its value at one entry changes with the entries beside it.*intertwine\.symmetry"
 UNSTEADY = r"gave two different answers to the same input: it is random or keeps state.*Call \.eval\(\)"
 REFUSED: dict[str, tuple[Callable[..., object], str]] = {
     "softmax": (lambda x: x.softmax(-1), "fn " + MIXING),
@@ -545,10 +538,10 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
     "a change of mind": (late(), "moody " + UNSTEADY),
     "BatchNorm": (
         nn.BatchNorm1d(3),
-        "BatchNorm1d was given .*keeps running statistics of its inputs.*Pass the activation",
+        "BatchNorm1d keeps running statistics of its inputs, .*Pass the activation",
     ),
-    "LSTM": (nn.LSTM(3, 3), "LSTM was given .*keeps a state from step to step.*whole network"),
-    "GRUCell": (nn.GRUCell(3, 3), "GRUCell was given .*keeps a state from step to step"),
+    "LSTM": (nn.LSTM(3, 3), "LSTM keeps a state from step to step.*whole network"),
+    "GRUCell": (nn.GRUCell(3, 3), "GRUCell keeps a state from step to step"),
     "PReLU per channel": (
         nn.PReLU(8),
         r"A PReLU with 8 slopes .*8 activations.*LeakyReLU\(s\)\) for s in prelu\.weight",

@@ -36,13 +36,13 @@ def turning(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", [(2, 3), (0, 0)])
 def test_only_square_matrices(shape: tuple[int, int]) -> None:
     for ask in (intertwines, phi):
-        with pytest.raises(Exception, match=r"square matrix was expected|Type-check error"):
+        with pytest.raises(Exception, match=r"matrix must be square, but has shape|Type-check error"):
             ask(torch.relu, torch.zeros(shape))
 
 
 def test_only_invertible_matrices() -> None:
     with pytest.raises(
-        it.InputError, match=r"An invertible matrix was expected; the given 2 × 2 .*from \d\.\de[+-]\d+ to 2\.0"
+        it.InputError, match=r"matrix must be invertible, but its singular values reach from \d\.\de[+-]\d+ to 2\.0"
     ):
         intertwines(torch.relu, torch.ones(2, 2))
 
@@ -55,7 +55,7 @@ def test_only_activations() -> None:
 
 def test_a_function_of_one_sign() -> None:
     with pytest.raises(
-        it.InputError, match=r"Membership of a 6 × 6 matrix .*sqrt is finite at only \d+ of 192 samples"
+        it.InputError, match=r"Membership cannot be decided: .*sqrt is finite at only \d+ of 192 samples"
     ):
         intertwines(torch.sqrt, torch.eye(6))
 
@@ -65,7 +65,7 @@ def test_the_verdict_reads_well() -> None:
     assert not verdict.ok, "a thousandth is seen"
     assert TOLERANCE < verdict.residual < 1e-2
     assert verdict.margin == pytest.approx(math.log10(verdict.residual / TOLERANCE))
-    assert "no member on 2 units" in repr(verdict)
+    assert "not a member on 2 units" in repr(verdict)
 
 
 def test_degenerate_functions_pass_everything() -> None:
@@ -104,9 +104,9 @@ def test_phi_of_functions_that_are_not_finite() -> None:
 
 
 def test_no_units() -> None:
-    with pytest.raises(it.InputError, match=r"on 0 units was asked for\. Pass at least one"):
+    with pytest.raises(it.InputError, match=r"n must be at least 1, but is 0\."):
         identity_spectrum(torch.relu, 0)
-    with pytest.raises(it.InputError, match=r"on 0 units was asked for\. Pass at least one"):
+    with pytest.raises(it.InputError, match=r"n must be at least 1, but is 0\."):
         random_member(torch.relu, 0)
 
 
@@ -214,7 +214,7 @@ def test_a_random_looking_function_ends() -> None:
 
 
 def test_where_there_is_no_defect_to_be_had() -> None:
-    with pytest.raises(it.InputError, match=r"at the scale nan was asked for\. Pass a finite scale"):
+    with pytest.raises(it.InputError, match=r"scale must be finite, but is nan\."):
         homogeneity_defect(torch.relu, math.nan)
     with pytest.raises(it.InputError, match=r"log at the scale 2\.0 is not finite: .*moderate growth"):
         homogeneity_defect(torch.log, 2.0)

@@ -1,8 +1,8 @@
 """The algebra of axes: what one axis of a tensor is made of, and how ops make two axes the same.
 
-An axis is an expression over *atoms*; an atom is an index set on which, in the end, a group acts:
+An axis is an expression over *axis variables*: index sets on which, in the end, a group acts.
 
-    axis := Atom | Fixed(n) | Product(axis, ...) | Sum(axis, ...)
+    axis := AxisVariable | Fixed(n) | Product(axis, ...) | Sum(axis, ...)
 
 `Fixed` is an index set on which nothing ever acts (a batch, a pixel row). `Product` is a flattened pair of axes in
 row-major order (channels × height × width), `Sum` is a concatenation. Ops relate axes through three verbs:
@@ -11,9 +11,9 @@ row-major order (channels × height × width), `Sum` is a concatenation. Ops rel
     split(axis, k)  read the axis as a product (k, n / k)
     cut(axis, k)    read the axis as a sum (k, n - k)
 
-An atom that is split, cut or unified is *bound* to what it turned out to be, once; everything that mentions it sees
-the new expression through `resolve`. This is union-find with substitution, so a whole network costs time linear in
-its number of edges. When two readings of an axis do not fit together the atoms involved are *frozen*: they keep the
+A variable that is split, cut or unified is *bound* to what it turned out to be, once; everything that mentions it sees
+the new expression through `resolve`. This is union-find with substitution, so a whole network costs time linear in its
+number of edges. When two readings of an axis do not fit together, the variables involved are *frozen*: they keep the
 identity permutation, and remember why.
 """
 
@@ -36,7 +36,7 @@ class AxisVariable:
         self.frozen = frozen
 
     def __repr__(self) -> str:
-        return f"Atom({self.size}{', frozen' if self.frozen else ''})"
+        return f"AxisVariable({self.size}{', frozen' if self.frozen else ''})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ Axis = Union[AxisVariable, Fixed, Product, Sum]  # noqa: UP007  (the names are d
 
 
 def resolve(axis: Axis) -> Axis:
-    """The axis in terms of unbound atoms, flattened: no product in a product, no sum in a sum, no factor of size 1."""
+    """The axis over unbound variables, flattened: no product in a product, no sum in a sum, no factor of size 1."""
     if isinstance(axis, Fixed):
         return axis
     if isinstance(axis, AxisVariable):
@@ -98,7 +98,7 @@ def product(factors: Sequence[Axis]) -> Axis:
             else:
                 flat.append(f)
     if not flat:
-        # a width-1 axis keeps its atom (it may carry a scale) as long as it stands alone
+        # a width-1 axis keeps its variable (it may carry a scale) as long as it stands alone
         return resolve(factors[0]) if len(factors) == 1 else Fixed(1)
     return flat[0] if len(flat) == 1 else Product(tuple(flat))
 
@@ -130,19 +130,19 @@ def terms_of(axis: Axis) -> tuple[Axis, ...]:
 
 
 def variables_of(axis: Axis) -> Iterator[AxisVariable]:
-    """Every unbound atom in the axis, in order, repeated as often as it occurs."""
+    """Every unbound variable in the axis, in order, repeated as often as it occurs."""
     axis = resolve(axis)
     if isinstance(axis, AxisVariable):
         yield axis
     elif isinstance(axis, (Product, Sum)):
-        for part in factors_of(axis) if isinstance(axis, Product) else terms_of(axis):
+        for part in axis.factors if isinstance(axis, Product) else axis.terms:
             yield from variables_of(part)
 
 
 def freeze(axis: Axis, reason: str) -> None:
     """Only the identity permutation acts on this axis from now on; the first reason given is the one remembered."""
-    for atom in variables_of(axis):
-        atom.frozen = atom.frozen or reason
+    for variable in variables_of(axis):
+        variable.frozen = variable.frozen or reason
 
 
 def split(axis: Axis, k: int) -> tuple[Axis, Axis] | None:
@@ -275,14 +275,14 @@ def unify(a: Axis, b: Axis, reason: str) -> None:
         _unify_sums(a, b, reason)
 
 
-def _bind(atom: Axis, other: Axis) -> None:
-    """Let an atom be another axis from now on; whichever of the two is frozen freezes the other."""
-    assert isinstance(atom, AxisVariable)
-    if atom.frozen:
-        freeze(other, atom.frozen)
+def _bind(variable: Axis, other: Axis) -> None:
+    """Let an axis variable be another axis from now on; whichever of the two is frozen freezes the other."""
+    assert isinstance(variable, AxisVariable)
+    if variable.frozen:
+        freeze(other, variable.frozen)
     elif isinstance(other, AxisVariable) and other.frozen:
-        atom.frozen = other.frozen
-    atom.bound = other
+        variable.frozen = other.frozen
+    variable.bound = other
 
 
 def _unify_products(left: list[Axis], right: list[Axis], reason: str) -> None:

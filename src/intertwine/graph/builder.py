@@ -1,10 +1,20 @@
-"""What a rule is written with: the registry of rules (one per op) and the graph builder whose methods record
-constraints.
+"""What a rule is written with: the registry of rules, one per op, and the builder whose methods record constraints.
+
+A rule has the signature of its op, with a `GraphBuilder` in front. Axes meet where they have the same label:
+
+    @rule("aten.linear.default")
+    def linear(t, x, weight, bias=None):
+        lead = t.labels(x, 1)
+        return t.multilinear([[(x, [*lead, "in"]), (weight, ["out", "in"])], [(bias, ["out"])]], [*lead, "out"])
+
+The builder unifies such axes at once (permutations) and keeps a constraint, from which scales, signs, dependent axes
+and matrices are solved for later. A rule for an op of your own is kept for the whole process; `certify` proves it right
+or names the op at which it fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -32,21 +42,6 @@ from intertwine.graph.constraints import (
 )
 from intertwine.graph.program import Call
 
-# ----------------------------------------------------------------------------------------------------
-# The registry of rules: which function says what an op does to axes.
-#
-# A rule for an op of your own, in a few lines, kept for the whole process:
-#
-#     import intertwine as it
-#
-#     @it.rule("mylib::swish_gate")            # torch.ops.mylib.swish_gate
-#     def swish_gate(t, x, gate):
-#         same = t.labels(x)
-#         return t.joint([(x, same), (gate, same)], same)   # permutations pass, scales do not
-#
-# `intertwine.graph.builder.GraphBuilder` lists what `t` offers; `certify` proves the rule right or names the op it failed at.
-
-
 Rule = Callable[..., Any]
 _RULES: dict[str, Rule] = {}
 
@@ -55,11 +50,10 @@ def rule(*ops: str, replace: bool = False) -> Callable[[Rule], Rule]:
     """Register a rule for one or more ops, written `aten.relu` (all overloads), `aten.add.Tensor` or `library::op`.
 
     Args:
-        ops: names of the ops the decorated function speaks for.
-        replace: allow a rule to take the place of an existing one.
+        ops: names of the ops. replace: whether the rule may take the place of an existing one.
 
     Returns:
-        A decorator; the rule's arguments are a `Tape` and then the op's own arguments, tensors given as `Value`.
+        A decorator. The rule takes a `GraphBuilder` and then the op's own arguments, with a `Value` for each tensor.
 
     Example:
         >>> from intertwine.graph.builder import rule, find_rule
@@ -75,8 +69,7 @@ def rule(*ops: str, replace: bool = False) -> Callable[[Rule], Rule]:
             name = op.replace("::", ".")
             if name in _RULES and not replace:
                 raise RuleError(
-                    f"A rule for {op} exists already ({_RULES[name].__module__}). Pass replace=True to put "
-                    f"yours in its place."
+                    f"A rule for {op} exists already ({_RULES[name].__module__}). Pass replace=True to replace it."
                 )
             _RULES[name] = function
         return function
@@ -85,28 +78,10 @@ def rule(*ops: str, replace: bool = False) -> Callable[[Rule], Rule]:
 
 
 def find_rule(op: str) -> Rule | None:
-    """The rule for `library.op.overload`: an exact match first, then one for all overloads of the op."""
-    return _RULES.get(op) or _RULES.get(op.rpartition(".")[0]) or _RULES.get(_functional(op))
-
-
-def _functional(op: str) -> str:
-    """`aten.relu_.default` → `aten.relu`: an in-place op does to axes what its functional twin does."""
+    """The rule for `library.op.overload`: of this overload, of all of them, or of the op that is not in place."""
     name = op.rpartition(".")[0]
-    return name.removesuffix("_") if name.endswith("_") and not name.endswith("__") else name
-
-
-# ----------------------------------------------------------------------------------------------------
-# The builder: what rules write on. It holds every tensor's axes and every *meeting* of axes in an op.
-#
-# A rule has the signature of its op, with a `Tape` in front; it says which axes meet by giving them the same label:
-#
-#     @rule("aten.linear.default")
-#     def linear(t, x, weight, bias=None):
-#         lead = t.labels(x, 1)
-#         return t.multilinear([[(x, [*lead, "in"]), (weight, ["out", "in"])], [(bias, ["out"])]], [*lead, "out"])
-#
-# From the labels the builder unifies axes at once (permutations), and keeps the meeting, from which the scales, the signs,
-# the fibres and the linear axes are solved for later.
+    functional = name if name.endswith("__") else name.removesuffix("_")
+    return _RULES.get(op) or _RULES.get(name) or _RULES.get(functional)
 
 
 class _Pinned:
@@ -124,7 +99,7 @@ Factor = tuple["Value | None", Sequence[Label | None]]
 
 @dataclass
 class GraphBuilder:
-    """Everything the rules have said about the graph so far."""
+    """The values and constraints that the rules have made so far, and the methods that make them."""
 
     constraints: list[Constraint | ReshapeConstraint] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
@@ -135,13 +110,24 @@ class GraphBuilder:
     of_weights: bool = False  # whether the current op looks at nothing but weights
     slices: list[AxisSlice] = field(default_factory=list)  # slices, of weights and of what is computed
 
-    # -- what a rule may ask ---------------------------------------------------------------------------------------
+    # -- the current op --------------------------------------------------------------------------------------------
+
+    @property
+    def op(self) -> str:
+        """Full name of the current op."""
+        assert self.call is not None
+        return self.call.op
+
+    @property
+    def shapes(self) -> tuple[Shape | None, ...]:
+        """Shapes of the current op's results; None for a result that is not a tensor."""
+        assert self.call is not None
+        return self.call.shapes
 
     @property
     def shape(self) -> Shape:
         """Shape of the current op's (first) result."""
-        assert self.call is not None
-        shape = self.call.shapes[0]
+        shape = self.shapes[0]
         assert shape is not None
         return shape
 
@@ -152,16 +138,34 @@ class GraphBuilder:
             return "the model's boundary"
         return f"{self.call.op.removeprefix('aten.').split('.')[0]} at {self.call.place}"
 
+    # -- labels ----------------------------------------------------------------------------------------------------
+
+    @property
+    def out(self) -> list[Label]:
+        """Fresh labels for all axes of the current op's result."""
+        return [("lead", i) for i in range(len(self.shape))]
+
     @staticmethod
     def labels(x: Value, drop: int = 0) -> list[Label]:
         """Fresh labels for the leading axes of `x`, all but the last `drop`."""
         return [("lead", i) for i in range(x.ndim - drop)]
+
+    @staticmethod
+    def pinned(x: Value, dims: Iterable[int]) -> list[Label]:
+        """Labels for all axes of `x`; along `dims` positions matter."""
+        pinned = {d % x.ndim for d in dims} if x.ndim else ()
+        return [PINNED if d in pinned else ("lead", d) for d in range(x.ndim)]
+
+    def spread(self, x: Value | None, shape: Shape | None = None) -> list[Label | None]:
+        """Labels of `x` broadcast against the result (or `shape`): none where one entry is spread over many."""
+        return [] if x is None else [*spread_labels(x.shape, self.shape if shape is None else shape)]
 
     # -- making values ---------------------------------------------------------------------------------------------
 
     def value(
         self, shape: Shape, axes: Sequence[Axis] | None, floating: bool | None = None, name: str | None = None
     ) -> Value:
+        """A new tensor; without axes it is lazy."""
         if floating is None:
             floating = self.call is None or self.call.dtype is None or self.call.dtype.is_floating_point
         result = Value(name or f"%{len(self.values)}", shape, axes, floating, self.materialise)
@@ -177,7 +181,7 @@ class GraphBuilder:
         result = self.value(shape, [AxisVariable(n) for n in shape])
         result.zero = zero
         if not zero:
-            self._meet([(result, self.labels(result))], dict.fromkeys(self.labels(result), _ZERO), 1)
+            self._meet([(result, self.labels(result))], dict.fromkeys(self.labels(result), _ZERO))
         return result
 
     def freeze(self, x: Value, dims: Iterable[int], why: str) -> None:
@@ -186,7 +190,7 @@ class GraphBuilder:
             ax.freeze(x.axes[dim], why)
 
     def variance(self, x: Value | None, eps: float) -> Value | None:
-        """Note a running variance, which moves as (v + eps); None for one that cannot: a slice, a second eps."""
+        """Register a running variance, which moves as (v + eps); None for one that cannot: a slice, a second eps."""
         if x is None or x.computed or self.variances.setdefault(x.name, eps) != eps:
             return None
         return x
@@ -201,8 +205,8 @@ class GraphBuilder:
     ) -> Value:
         """A sum of terms, each a product of tensors, summed over the labels that are not in `out`.
 
-        Linear layers, convolutions, einsum, sums, products, transposes and broadcasts are all of this form. A third
-        entry in a factor is its power (−1 for a divisor). Factors whose value is None, and empty terms, are left out.
+        Linear layers, convolutions, einsum, sums, products and broadcasts are all of this form. A third entry in a
+        factor is its power (−1 for a divisor). Factors whose value is None, and terms of nothing else, are left out.
         """
         shape = self.shape if shape is None else shape
         kept = [[(f[0], f[1], f[2] if len(f) > 2 else 1) for f in term if f[0] is not None] for term in terms]
@@ -217,19 +221,22 @@ class GraphBuilder:
         for term in kept:
             numbered.append([(position + i, power) for i, (_, _, power) in enumerate(term)])
             position += len(term)
-        seen = {label for _, labels in [*operands, (result, out)] for label in labels if _is_label(label)}
-        laws = {
-            label: _multilinear_law(label, numbered, [labels for _, labels in operands], label in out, position)
-            for label in seen
-        }
-        self._meet([*operands, (result, out)], laws, len(operands) + 1)
+        labels = [labels for _, labels in operands]
+        every = [*operands, (result, out)]
+        self._meet(every, {x: _multilinear_rule(x, numbered, labels, x in out, position) for x in _labels_of(every)})
         return result
+
+    def linear(
+        self, x: Value, labels: Sequence[Label | None], out: Sequence[Label], shape: Shape | None = None
+    ) -> Value:
+        """A linear op on one tensor: its entries summed over the labels that are not in `out`, or copied."""
+        return self.multilinear([[(x, labels)]], out, shape)
 
     def pointwise(self, fn: Callable[[torch.Tensor], torch.Tensor], x: Value, key: str) -> Value:
         """An elementwise function of one tensor; its intertwiner group decides what passes."""
         labels = self.labels(x)
         result = self.value(x.shape, list(x.axes))
-        self._meet([(x, labels), (result, labels)], {label: PointwiseRule(fn, key) for label in labels}, 2)
+        self._meet([(x, labels), (result, labels)], dict.fromkeys(labels, PointwiseRule(fn, key)))
         return result
 
     def joint(
@@ -238,37 +245,44 @@ class GraphBuilder:
         out: Sequence[Label],
         shape: Shape | None = None,
         mixes: Iterable[Label] = (),
-        rules: dict[Label, ScaleRule] | None = None,
+        rules: Mapping[Any, ScaleRule] | ScaleRule | None = None,
         length: Length | None = None,
         variance: Value | None = None,
     ) -> Value:
-        """An op that treats the positions of each label alike but passes no scale (unless `rules` says so)."""
+        """An op that treats the positions of each label alike.
+
+        Args:
+            operands: tensors and the labels of their axes. out, shape: labels and shape of the result.
+            mixes: labels along which the op is a symmetric but non-linear reduction.
+            rules: how scales and signs pass, per label or along all of them; none passes along other labels.
+            length: the Euclidean length that is taken, if one is. variance: the operand read as a running variance.
+        """
         shape = self.shape if shape is None else shape
         present = [(v, labels) for v, labels in operands if v is not None]
         result = self._joined(present, out, shape)
         every = [*present, (result, out)]
-        seen = {label for _, labels in every for label in labels if _is_label(label)}
-        zero = ScaleRule(*(tuple({i: 1} for i in range(len(every))),) * 2)
-        given = rules or {}
-        laws = {label: given.get(label, zero) for label in seen}
-        self._meet(every, laws, len(every), frozenset(mixes), length, variance)
+        default = rules if isinstance(rules, ScaleRule) else ScaleRule(*(tuple({i: 1} for i in range(len(every))),) * 2)
+        given = {} if rules is None or isinstance(rules, ScaleRule) else rules
+        found = {label: given.get(label, default) for label in _labels_of(every)}
+        self._meet(every, found, frozenset(mixes), length, variance)
         return result
 
     def opaque(self, inputs: Iterable[Value], shapes: Iterable[Shape | None], why: str) -> tuple[Value | None, ...]:
         """An op nothing is known of: every axis it touches is frozen and unscaled."""
         touched = [v for v in inputs if any(True for axis in v.axes for _ in ax.variables_of(axis))]
         for v in touched:
-            self.freeze(v, range(v.ndim), why)
-            self._meet([(v, [None] * v.ndim)], {}, 1)
+            self.boundary(v, why)
         return tuple(None if shape is None else self.fixed(shape, why if touched else "") for shape in shapes)
 
     def permute(self, x: Value, order: Sequence[int]) -> Value:
+        """A lazy view with the axes in another order."""
         order = tuple(d % x.ndim for d in order)
         result = self.value(tuple(x.shape[d] for d in order), None, x.floating)
         result.view = PermutedView(x, order)
         return result
 
     def reshape(self, x: Value, shape: Shape) -> Value:
+        """A lazy view of another shape."""
         if tuple(shape) == x.shape:
             return x
         if isinstance(x.view, ReshapedView) and x.view.source.shape == tuple(shape):
@@ -293,9 +307,9 @@ class GraphBuilder:
             self.unscale(x, dim)
         result = self.value(shape, parts, x.floating)
         labels = self.labels(x)
-        windows = [Window(d, labels[d], start if d == dim else 0, shape[d]) for d in range(x.ndim)]
-        full = [Window(d, labels[d], 0, shape[d]) for d in range(x.ndim)]
-        operands = (Operand(x, tuple(windows)), Operand(result, tuple(full)))
+        windows = tuple(Window(d, labels[d], start if d == dim else 0, shape[d]) for d in range(x.ndim))
+        whole = tuple(Window(d, labels[d], 0, shape[d]) for d in range(x.ndim))
+        operands = (Operand(x, windows), Operand(result, whole))
         self.constraints.append(Constraint(self.call, operands, dict.fromkeys(labels, _SAME)))
         if self.call is not None:
             self.slices.append(AxisSlice(self.call, x, result, dim, self.of_weights))
@@ -316,29 +330,28 @@ class GraphBuilder:
     def _materialise_concat(self, result: Value, xs: Sequence[Value], dim: int) -> None:
         shape = result.shape
         labels = self.labels(xs[0])
-        for x in xs[1:]:
-            for d in range(x.ndim):
-                if d != dim:
-                    ax.unify(xs[0].axes[d], x.axes[d], f"joined in {self.here}")
+        for other in xs[1:]:
+            for d in (d for d in range(len(shape)) if d != dim):
+                ax.unify(xs[0].axes[d], other.axes[d], f"joined in {self.here}")
         result._axes = [ax.concat([x.axes[dim] for x in xs]) if d == dim else xs[0].axes[d] for d in range(xs[0].ndim)]
         operands, blocks, offset = [], [], 0
         for i, x in enumerate(xs):
-            own = [Window(d, ("block", i) if d == dim else labels[d], 0, x.shape[d]) for d in range(x.ndim)]
-            operands.append(Operand(x, tuple(own)))
+            own = tuple(Window(d, ("block", i) if d == dim else labels[d], 0, x.shape[d]) for d in range(x.ndim))
+            operands.append(Operand(x, own))
             blocks.append(Window(dim, ("block", i), offset, x.shape[dim]))
             offset += x.shape[dim]
         rest = [Window(d, labels[d], 0, shape[d]) for d in range(len(shape)) if d != dim]
         operands.append(Operand(result, (*rest, *blocks)))
         last = len(xs)
-        laws: dict[Label, ScaleRule | PointwiseRule] = {("block", i): _pair(i, last) for i in range(last)}
-        equal = tuple({i: 1, last: -1} for i in range(last))
-        laws |= {labels[d]: ScaleRule(equal, equal, linear=True) for d in range(len(shape)) if d != dim}
-        self.constraints.append(Constraint(self.call, tuple(operands), laws))
+        rules: dict[Label, ScaleRule | PointwiseRule] = {("block", i): _equal(i, last) for i in range(last)}
+        all_equal = tuple({i: 1, last: -1} for i in range(last))
+        rules |= {labels[d]: ScaleRule(all_equal, all_equal, linear=True) for d in range(len(shape)) if d != dim}
+        self.constraints.append(Constraint(self.call, tuple(operands), rules))
 
     def boundary(self, x: Value, why: str) -> None:
         """Nothing may act on this tensor: it is an input or an output of the model."""
         self.freeze(x, range(x.ndim), why)
-        self._meet([(x, [None] * x.ndim)], {}, 1)
+        self._meet([(x, [None] * x.ndim)], {})
 
     def boundary_along(self, x: Value, dim: int, why: str) -> None:
         """Nothing may act on this tensor along one of its axes."""
@@ -347,13 +360,13 @@ class GraphBuilder:
 
     def unscale(self, x: Value, dim: int) -> None:
         """No scale and no sign may act on this tensor along one of its axes."""
-        self._meet([(x, [None if d == dim else ("lead", d) for d in range(x.ndim)])], {}, 1)
+        self._meet([(x, [None if d == dim else ("lead", d) for d in range(x.ndim)])], {})
 
     def _rounds(self, operands: Sequence[tuple[Value, Sequence[Label | None]]]) -> bool:
-        """Whether the current op writes numbers as integers, which no scale survives."""
+        """Whether the current op rounds to integers, which no scale survives."""
         dtype = self.call.dtype if self.call is not None else None
-        whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
-        return whole and any(v.floating for v, _ in operands)
+        integer = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+        return integer and any(v.floating for v, _ in operands)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -374,20 +387,18 @@ class GraphBuilder:
                         raise ValueError(f"axes of sizes {axis_of[label].size} and {axis.size} have one label")
                     ax.unify(axis_of[label], axis, f"meets an axis that cannot move in {self.here}")
                     if isinstance(ax.resolve(axis_of[label]), Fixed):
-                        axis_of[label] = axis  # a frozen atom still tells which index is which
+                        axis_of[label] = axis  # a frozen variable still tells which index is which
                 elif label is not None:
                     axis_of[label] = axis
-        made = [
-            Fixed(n, positions) if label is PINNED else axis_of.get(label, AxisVariable(n))
-            for label, n in zip(out, shape, strict=True)
-        ]
-        return self.value(shape, made)
+        pairs = zip(out, shape, strict=True)
+        return self.value(
+            shape, [Fixed(n, positions) if x is PINNED else axis_of.get(x, AxisVariable(n)) for x, n in pairs]
+        )
 
     def _meet(
         self,
         operands: Sequence[tuple[Value, Sequence[Label | None]]],
-        laws: dict[Label, Any],
-        count: int,
+        rules: dict[Label, Any],
         mixes: frozenset[Label] = frozenset(),
         length: Length | None = None,
         variance: Value | None = None,
@@ -396,8 +407,7 @@ class GraphBuilder:
             Operand(v, tuple(Window(d, label, 0, v.shape[d]) for d, label in enumerate(labels) if _is_label(label)))
             for v, labels in operands
         )
-        assert len(made) == count
-        self.constraints.append(Constraint(self.call, made, laws, mixes, length, variance))
+        self.constraints.append(Constraint(self.call, made, rules, mixes, length, variance))
 
     def materialise(self, x: Value) -> None:
         """Work out the axes of a lazy view."""
@@ -409,7 +419,7 @@ class GraphBuilder:
         if isinstance(x.view, PermutedView):
             x._axes = [source.axes[d] for d in x.view.order]
             labels = self.labels(source)
-            self._meet([(source, labels), (x, [labels[d] for d in x.view.order])], dict.fromkeys(labels, _SAME), 2)
+            self._meet([(source, labels), (x, [labels[d] for d in x.view.order])], dict.fromkeys(labels, _SAME))
             return
         regrouped = _regroup(source.axes, x.shape)
         if regrouped is None:
@@ -436,14 +446,10 @@ class GraphBuilder:
         if outer > 1:
             if inner == 1:
                 return None
-            paired = (
-                *source.shape[:source_dim],
-                outer,
-                source.shape[source_dim] // outer,
-                *source.shape[source_dim + 1 :],
-            )
-            inside = self.reshape(source, paired)
-            self.materialise(inside) if inside.lazy else None  # the outer factor is a unit of its own from here on
+            before, size, after = source.shape[:source_dim], source.shape[source_dim], source.shape[source_dim + 1 :]
+            inside = self.reshape(source, (*before, outer, size // outer, *after))
+            if inside.lazy:
+                self.materialise(inside)  # the outer factor is a unit of its own from here on
             source, source_dim = inside, source_dim + 1
         return self.reshape(self.narrow(source, source_dim, start * inner, length * inner), shape)
 
@@ -459,11 +465,11 @@ class GraphBuilder:
         return None
 
 
-def _pair(a: int, b: int) -> ScaleRule:
+def _equal(a: int, b: int) -> ScaleRule:
     return ScaleRule(({a: 1, b: -1},), ({a: 1, b: 1},), linear=True)
 
 
-_SAME = _pair(0, 1)
+_SAME = _equal(0, 1)
 _ZERO = ScaleRule(({0: 1},), ({0: 1},))
 
 
@@ -471,10 +477,20 @@ def _is_label(label: Label | None) -> bool:
     return label is not None and label is not PINNED
 
 
-def _multilinear_law(
+def _labels_of(operands: Sequence[tuple[Value, Sequence[Label | None]]]) -> set[Label]:
+    return {label for _, labels in operands for label in labels if _is_label(label)}
+
+
+def spread_labels(shape: Sequence[int], onto: Sequence[int]) -> list[Label]:
+    """Labels of a shape broadcast onto another: None where a single entry is spread over many."""
+    shift = len(onto) - len(shape)
+    return [None if n == 1 and onto[shift + i] != 1 else ("lead", shift + i) for i, n in enumerate(shape)]
+
+
+def _multilinear_rule(
     label: Label, terms: list[list[tuple[int, int]]], labels: list[Sequence[Label | None]], in_out: bool, out: int
 ) -> ScaleRule:
-    """The equations of one label in a sum of products (see `Tape.multilinear`)."""
+    """The equations of one label in a sum of products (see `GraphBuilder.multilinear`)."""
     equations: list[dict[int, int]] = []
     linear = True
     for term in terms:
@@ -497,23 +513,23 @@ def _regroup(axes: Sequence[Axis], shape: Shape) -> list[Axis] | None:
         return [Fixed(n) for n in shape]
     result: list[Axis] = []
     for size in shape:
-        taken: list[Axis] = []
+        factors: list[Axis] = []
         while size > 1:
             factor = ax.resolve(queue.pop(0))
             if isinstance(factor, ax.Product):  # a factor split a moment ago
                 queue[:0] = factor.factors
                 continue
             if size % factor.size == 0:
-                taken.append(factor)
+                factors.append(factor)
                 size //= factor.size
                 continue
             parts = ax.split(factor, size) if factor.size % size == 0 else None
             if parts is None:
                 return None
-            taken.append(parts[0])
+            factors.append(parts[0])
             queue.insert(0, parts[1])
             size = 1
-        result.append(ax.product(taken) if taken else Fixed(1))
+        result.append(ax.product(factors) if factors else Fixed(1))
     return result
 
 

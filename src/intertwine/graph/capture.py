@@ -1,5 +1,7 @@
-"""Capture: a PyTorch model and example inputs become a flat list of ATen calls, or an error that names the line that
-cannot be captured.
+"""Capture: a PyTorch model and example inputs become a flat list of ATen calls.
+
+`torch.export` (non-strict) runs the forward once on fake tensors; nothing is computed and the model is not changed.
+What export refuses ends in a `CaptureError` that names the line of the user's code it stopped at.
 """
 
 from __future__ import annotations
@@ -21,160 +23,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from intertwine.errors import CaptureError, InputError
-from intertwine.graph.export import calls_of, sources_of, without_unused_pieces
+from intertwine.graph.export import calls_of, inputs_of, without_unused_pieces
 from intertwine.graph.model import check_model, empty_caches, fresh_copy, quiet_forward, tied_names
 from intertwine.graph.program import Call, Program, fed_by_inputs
 
-# ----------------------------------------------------------------------------------------------------
-# Function transforms: whether a forward runs torch.vmap or its kin, and at which line.
-#
-# An export that fails over one says no more than that it met a fake tensor; the forward itself, run once, knows better.
-
-
-class TransformDetector(TorchFunctionMode):
-    """Notes the first line at which an op is given a tensor that a function transform has wrapped.
-
-    Example:
-        >>> import torch
-        >>> from intertwine.graph.capture import TransformDetector
-        >>> with TransformDetector() as transforms:
-        ...     _ = torch.relu(torch.ones(3))
-        >>> transforms.line is None
-        True
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line: str | None = None
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        if self.line is None and any(map(_wrapped, tree_leaves((args, kwargs)))):
-            self.line = user_line(traceback.extract_stack())
-        return func(*args, **(kwargs or {}))
-
-
-def _wrapped(value: object) -> bool:
-    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
-
-
-def user_line(frames: Iterable[traceback.FrameSummary]) -> str:
-    """The deepest of some frames that is not torch's own, as `file.py:12`."""
-    home = os.path.dirname(torch.__file__)
-    own = [f for f in frames if not f.filename.startswith((home, "<"))]
-    own = [f for f in own if os.path.dirname(f.filename) != os.path.dirname(__file__)]
-    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else "a line of torch's own"
-
-
-# ----------------------------------------------------------------------------------------------------
-# What a forward leaves in plain attributes of its modules; a function of the weights there does not move with them.
-#
-# Weights that one forward reads through what it computed from them, and later ones through what it kept, are frozen.
-
-
-#: Where a module keeps what is registered with it, and what torch keeps for itself.
-MODULE_INTERNALS = frozenset(vars(nn.Module()))
-
-#: An op that models do not run of their own accord.
-MARKER_OP = "aten.alias_copy.default"
-
-AttributePath = tuple[str, str]  # path of a module, name of its attribute
-
-
-@dataclass(frozen=True)
-class _Blank:
-    """What is remembered of a tensor that a trace computed: no numbers."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    def zeros(self) -> Tensor:
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-
-
-class CacheWatcher:
-    """Watches a model while it is traced: which attributes came to hold tensors that were not there before.
-
-    Every such tensor is marked at the end of the trace by a call of `MARKER_OP` that nothing reads.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.before = {place for place, _ in _tensors(model)}
-        self.marked: list[AttributePath] = []
-        self.values: dict[AttributePath, Any] = {}
-        model.register_forward_hook(self._mark)
-
-    def _mark(self, model: nn.Module, _inputs: Any, _output: Any) -> None:
-        self.marked = []
-        for (path, name), tensor in _tensors(model):
-            if (path, name) not in self.before and isinstance(tensor, FakeTensor):
-                torch.ops.aten.alias_copy(tensor)
-                self.marked.append((path, name))
-                self.values[path, name] = tree_map(_blank, vars(model.get_submodule(path))[name])
-
-    def taken_from(self, calls: list[Call]) -> dict[str, AttributePath]:
-        """Take the marks out of some calls: name of what each of them marks → where it was kept."""
-        marks = [call for call in calls if call.op == MARKER_OP]
-        if not self.marked or len(marks) < len(self.marked):
-            return {}
-        marks = marks[-len(self.marked) :]
-        calls[:] = [call for call in calls if not any(call is mark for mark in marks)]
-        return {mark.args[0].name: place for mark, place in zip(marks, self.marked, strict=True)}
-
-    def put_into(self, model: nn.Module, place: AttributePath) -> None:
-        """Let a model hold zeros in that attribute, as it holds something after a forward."""
-        zeros = tree_map(lambda v: v.zeros() if isinstance(v, _Blank) else v, self.values[place])
-        vars(model.get_submodule(place[0]))[place[1]] = zeros
-
-    @staticmethod
-    def holds(model: nn.Module, place: AttributePath) -> bool:
-        """Whether a model holds tensors in that attribute."""
-        return any(place == found for found, _ in _tensors(model))
-
-
-def made_of_weights(program: Program, marked: Mapping[str, AttributePath]) -> dict[AttributePath, frozenset[str]]:
-    """Those places where something is kept that weights alone decide → first names of these weights."""
-    fed = fed_by_inputs(program)
-    made = {s.name: frozenset((s.target,)) for s in program.inputs if s.moves and s.target is not None}
-    weights = set(made)
-    for call in program.calls:
-        made[call.name] = frozenset[str]().union(*(made.get(name, ()) for name in call.reads))
-    found: dict[AttributePath, frozenset[str]] = {}
-    for name, place in marked.items():
-        if made.get(name) and name not in fed and name not in weights:
-            found[place] = found.get(place, frozenset()) | made[name]
-    return found
-
-
-def same_ops(a: Program, b: Program) -> bool:
-    """Whether two programs run the same ops in the same order."""
-    first, second = ([c.op for c in program.calls if c.target is not operator.getitem] for program in (a, b))
-    return first == second
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[AttributePath, Tensor]]:
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name not in MODULE_INTERNALS:
-                yield from (((path, name), v) for v in tree_leaves(value) if isinstance(v, Tensor))
-
-
-def _blank(value: Any) -> Any:
-    return _Blank(tuple(value.shape), value.dtype, value.device) if isinstance(value, Tensor) else value
-
-
-# ----------------------------------------------------------------------------------------------------
-# Capture: a PyTorch model and example inputs become a flat list of ATen calls.
-#
-# `torch.export` (non-strict) runs the forward once on fake tensors; nothing is computed and the model is not changed.
-# What export refuses ends in a `CaptureError` that names the line of the user's code it stopped at.
-
-
 #: Parts of torch that print graphs and tracebacks while an export fails.
 VERBOSE_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._subclasses.fake_tensor")
-#: Ops that draw random numbers: a forward that runs one is not a function, so it has no symmetry to speak of.
+#: Ops that draw random numbers: a forward that runs one is not a function, so it has no symmetry.
 RANDOM_OPS = frozenset(
     "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform "
     "uniform_ multinomial poisson exponential_ native_dropout".split()
@@ -187,8 +42,7 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
     traced = fresh_copy(model)
     kept = CacheWatcher(traced)
     program, marked = _traced(model, traced, kept, args, dict(kwargs or {}))
-    _refuse_what_is_no_op(program)
-    _refuse_randomness(program)
+    _check_calls(program)
     behind = {
         name: ".".join(filter(None, place))
         for place, names in made_of_weights(program, marked).items()
@@ -204,11 +58,10 @@ def _traced(
     """The program of a copy of a model, and which of its tensors were kept in attributes."""
     exported = _export(_with_marked_outputs(copy), args, kwargs)
     tied = tied_names(model)
-    sources = tuple(sources_of(exported, model, tied))
     calls, outputs = calls_of(exported)
-    marked = kept.taken_from(calls)
+    marked = kept.remove_marks(calls)
     calls = without_unused_pieces(calls, outputs)
-    return Program(sources, tuple(calls), outputs, model.training, tied), marked
+    return Program(tuple(inputs_of(exported, model, tied)), tuple(calls), outputs, model.training, tied), marked
 
 
 def _with_marked_outputs(model: nn.Module) -> nn.Module:
@@ -253,19 +106,18 @@ def _quiet_export() -> Iterator[None]:
 
 def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
     """The user's view of a failed export: were the inputs wrong, or does the forward do what cannot be captured?"""
-    given = (
-        ", ".join([*(_describe(a) for a in args), *(f"{k}={_describe(v)}" for k, v in kwargs.items())]) or "no inputs"
-    )
-    line = _user_line(error)
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    described = [*(_describe(a) for a in args), *(f"{k}={_describe(v)}" for k, v in kwargs.items())]
+    given = ", ".join(described) or "no inputs"
+    line = user_line(traceback.extract_tb(error.__traceback__))
+    first = _first_line(error)
     try:
         with quiet_forward(), torch.no_grad(), TransformDetector() as transforms:
             model(*args, **kwargs)
-    except Exception as plain:  # noqa: BLE001  (a user's forward may raise anything, and its words are handed on)
-        reason = str(plain).strip().splitlines()[0] if str(plain).strip() else type(plain).__name__
+    except Exception as plain:  # noqa: BLE001  (a user's forward may raise anything)
+        at = user_line(traceback.extract_tb(plain.__traceback__))
         return InputError(
             f"{type(model).__name__} was called with {given}, and its own forward raised {type(plain).__name__}: "
-            f"{reason} (at {_user_line(plain)}). Pass example inputs the model accepts: "
+            f"{_first_line(plain)} (at {at}). Pass example inputs the model accepts: "
             "intertwine.symmetry(model, *args, **kwargs) calls model(*args, **kwargs)."
         )
     text = str(error).lower()
@@ -280,7 +132,7 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
     if "fake tensor" in text and "constant" in text:
         return CaptureError(
             f"{type(model).__name__} could not be captured with {given}: its forward writes into the .data of a tensor "
-            "or keeps a tensor in an attribute, so it is no function of its weights alone. Compute with the result "
+            "or keeps a tensor in an attribute, so it is not a function of its weights alone. Compute with the result "
             "instead, for example F.linear(x, self.weight * self.mask)."
         )
     return CaptureError(
@@ -289,17 +141,14 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
     )
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _describe(value: Any) -> str:
-    return (
-        f"{value.dtype}{tuple(value.shape)}".replace("torch.", "")
-        if isinstance(value, Tensor)
-        else type(value).__name__
-    )
-
-
-def _user_line(error: BaseException) -> str:
-    """The deepest line of the traceback that is not torch's own."""
-    return user_line(traceback.extract_tb(error.__traceback__))
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{value.dtype}{tuple(value.shape)}".replace("torch.", "")
 
 
 def _drops(op: str, call: Call) -> bool:
@@ -315,47 +164,156 @@ def _drops(op: str, call: Call) -> bool:
     return False
 
 
-def _refuse_what_is_no_op(program: Program) -> None:
-    """Control flow kept as an operator, or a function transform, cannot be followed call by call."""
-    for call in program.calls:
-        if not isinstance(call.target, torch._ops.OpOverload) and call.target is not operator.getitem:
-            raise CaptureError(_no_plain_op(getattr(call.target, "__name__", str(call.target)), call.place))
-
-
 def _no_plain_op(what: str, place: str) -> str:
     return (
-        f"The forward uses {what} at {place}, which is no plain tensor op (a function transform such as torch.vmap, or "
-        "control flow such as torch.cond). Write that line with batched tensor ops, or capture the modules around it "
-        "one by one."
+        f"The forward uses {what} at {place}, which is not a plain tensor op (a function transform such as torch.vmap, "
+        "or control flow such as torch.cond). Write that line with batched tensor ops, or capture the modules around "
+        "it one by one."
     )
 
 
-def _refuse_randomness(program: Program) -> None:
+def _check_calls(program: Program) -> None:
+    """Refuse random ops, and what cannot be followed call by call: control flow as an operator, function transforms."""
+    for call in program.calls:
+        if not isinstance(call.target, torch._ops.OpOverload) and call.target is not operator.getitem:
+            raise CaptureError(_no_plain_op(getattr(call.target, "__name__", str(call.target)), call.place))
     for call in program.calls:
         op = call.op.removeprefix("aten.").split(".")[0]
         if op in RANDOM_OPS or _drops(op, call):
             raise InputError(
-                f"The forward draws random numbers ({op} at {call.place}), so it is not one "
-                "function. Call model.eval() first, or set the dropout probability to 0."
+                f"The forward draws random numbers ({op} at {call.place}), so it is not a function. Call model.eval() "
+                "first, or set the dropout probability to 0."
             )
 
 
 def _read_again(
-    model: nn.Module,
-    program: Program,
-    kept: CacheWatcher,
-    place: AttributePath,
-    args: tuple[Any, ...],
+    model: nn.Module, program: Program, kept: CacheWatcher, place: AttributePath, args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> bool:
+) -> bool:  # fmt: skip
     """Whether a later forward reads what an earlier one left in an attribute, and a change of mode does not drop it."""
     later = fresh_copy(model)
     kept.put_into(later, place)
     empty_caches(later)
-    if not CacheWatcher.holds(later, place):
+    if all(place != found for found, _ in _tensors(later)):
         return False
     try:
         again = _traced(model, later, CacheWatcher(later), args, kwargs)[0]
     except (InputError, CaptureError):  # it was read, and zeros did not fit
         return True
-    return not same_ops(program, again)
+    first, second = ([c.op for c in p.calls if c.target is not operator.getitem] for p in (program, again))
+    return first != second
+
+
+# -- Function transforms: whether a forward runs torch.vmap or a similar transform, and at which line ------------------
+
+
+class TransformDetector(TorchFunctionMode):
+    """Records the first line at which an op receives a tensor that a function transform has wrapped.
+
+    A failed export only says that it met a fake tensor; the forward itself, run once, shows the cause.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line: str | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        tensors = (v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor))
+        if self.line is None and any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
+            self.line = user_line(traceback.extract_stack())
+        return func(*args, **(kwargs or {}))
+
+
+def user_line(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The deepest of some frames that is not torch's own, as `file.py:12`."""
+    here = os.path.dirname(__file__)
+    own = [f for f in frames if not f.filename.startswith((os.path.dirname(torch.__file__), "<"))]
+    own = [f for f in own if os.path.dirname(f.filename) != here]
+    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else "a line of torch's own"
+
+
+# -- Caches: what a forward leaves in plain attributes of its modules --------------------------------------------------
+
+#: Attributes of every module: what is registered with it, and what torch keeps for itself.
+MODULE_INTERNALS = frozenset(vars(nn.Module()))
+
+#: An op that no model runs by itself.
+MARKER_OP = "aten.alias_copy.default"
+
+AttributePath = tuple[str, str]  # path of a module, name of its attribute
+
+
+@dataclass(frozen=True)
+class _Blank:
+    """The form of a tensor that a trace computed."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+
+
+class CacheWatcher:
+    """Watches a model while it is traced: which attributes come to hold tensors that were not there before.
+
+    Weights that one forward reads through what it computed from them, and later ones through what it kept, are frozen:
+    a cached function of the weights does not move with them. Every such tensor is marked at the end of the trace by a
+    call of `MARKER_OP` that nothing reads.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.before = {place for place, _ in _tensors(model)}
+        self.marked: list[AttributePath] = []
+        self.values: dict[AttributePath, Any] = {}
+        model.register_forward_hook(self._mark)
+
+    def _mark(self, model: nn.Module, _inputs: Any, _output: Any) -> None:
+        self.marked = []
+        for (path, name), tensor in _tensors(model):
+            if (path, name) not in self.before and isinstance(tensor, FakeTensor):
+                torch.ops.aten.alias_copy(tensor)
+                self.marked.append((path, name))
+                self.values[path, name] = tree_map(_blank, vars(model.get_submodule(path))[name])
+
+    def remove_marks(self, calls: list[Call]) -> dict[str, AttributePath]:
+        """Remove the marks from the calls: name of the tensor each of them marks → where it was kept."""
+        marks = [call for call in calls if call.op == MARKER_OP]
+        if not self.marked or len(marks) < len(self.marked):
+            return {}
+        marks = marks[-len(self.marked) :]
+        calls[:] = [call for call in calls if not any(call is mark for mark in marks)]
+        return {mark.args[0].name: place for mark, place in zip(marks, self.marked, strict=True)}
+
+    def put_into(self, model: nn.Module, place: AttributePath) -> None:
+        """Let a model hold zeros in that attribute, as it holds something after a forward."""
+        zeros = tree_map(lambda v: v.zeros() if isinstance(v, _Blank) else v, self.values[place])
+        vars(model.get_submodule(place[0]))[place[1]] = zeros
+
+
+def made_of_weights(program: Program, marked: Mapping[str, AttributePath]) -> dict[AttributePath, frozenset[str]]:
+    """Attributes that hold something computed from weights alone → first names of these weights."""
+    fed = fed_by_inputs(program)
+    made = {s.name: frozenset((s.target,)) for s in program.inputs if s.moves and s.target is not None}
+    weights = set(made)
+    for call in program.calls:
+        made[call.name] = frozenset[str]().union(*(made.get(name, ()) for name in call.reads))
+    found: dict[AttributePath, frozenset[str]] = {}
+    for name, place in marked.items():
+        if made.get(name) and name not in fed and name not in weights:
+            found[place] = found.get(place, frozenset()) | made[name]
+    return found
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[AttributePath, Tensor]]:
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in MODULE_INTERNALS:
+                yield from (((path, name), v) for v in tree_leaves(value) if isinstance(v, Tensor))
+
+
+def _blank(value: Any) -> Any:
+    return _Blank(tuple(value.shape), value.dtype, value.device) if isinstance(value, Tensor) else value

@@ -1,21 +1,17 @@
-"""The tensors of a graph (values and lazy views of them) and the constraints an op puts on their axes, scales and
-signs.
-"""
+"""The tensors of a graph (values and lazy views of them) and the constraints of ops on their axes, scales and signs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from intertwine.graph import axes as ax
 from intertwine.graph.axes import Axis
 from intertwine.graph.program import Call
-
-# ----------------------------------------------------------------------------------------------------
-# Values: the tensors of a graph, with one axis expression per dimension, some of them lazy views of others.
-
 
 Shape = tuple[int, ...]
 
@@ -27,20 +23,12 @@ class PermutedView:
     source: Value
     order: tuple[int, ...]
 
-    @property
-    def sources(self) -> tuple[Value, ...]:
-        return (self.source,)
-
 
 @dataclass(frozen=True)
 class ReshapedView:
     """A lazy view: the entries of a tensor, in order, in another shape."""
 
     source: Value
-
-    @property
-    def sources(self) -> tuple[Value, ...]:
-        return (self.source,)
 
 
 @dataclass(frozen=True)
@@ -93,17 +81,19 @@ class Value:
 
     @property
     def live(self) -> bool:
-        """Whether any atom stands in its axes; without working out the axes of a lazy view."""
+        """Whether any axis variable stands in its axes; the axes of a lazy view are not worked out for it."""
         if self._axes is None and self.view is not None:
-            return any(source.live for source in self.view.sources)
+            sources = self.view.sources if isinstance(self.view, ConcatView) else (self.view.source,)
+            return any(source.live for source in sources)
         return any(True for axis in self.axes for _ in ax.variables_of(axis))
 
     def __repr__(self) -> str:
         return f"Value({self.name}, {self.shape})"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Meetings: which axes of which tensors come together in an op, and how scales and signs pass it.
+def values_in(tree: Any) -> list[Value]:
+    """The values among the arguments of a call, in order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Value)]
 
 
 Label = Hashable
@@ -111,7 +101,7 @@ Label = Hashable
 
 @dataclass(frozen=True)
 class Window:
-    """The stretch `start … start + size` of an axis of a value, under the label it has in a meeting."""
+    """The stretch `start … start + size` of an axis of a value, under the label it has in a constraint."""
 
     axis: int
     label: Label
@@ -121,7 +111,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor in a meeting, with the windows of its axes that take part. Axes without a window may not be scaled."""
+    """A tensor in a constraint, with the windows of its axes that take part. Other axes may not be scaled."""
 
     value: Value
     windows: tuple[Window, ...]
@@ -129,7 +119,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """How scales and signs pass a meeting along one label: equations Σ coefficient · exponent(operand) = 0.
+    """How scales and signs pass a constraint along one label: equations Σ coefficient · exponent(operand) = 0.
 
     `real` is for positive scales, `sign` for ±1 (modulo 2). An operand in none of the equations is not constrained.
     `linear`: an arbitrary invertible matrix along this axis passes too (contragredient where the coefficient says so).
@@ -142,7 +132,7 @@ class ScaleRule:
 
 @dataclass(frozen=True)
 class PointwiseRule:
-    """The law of an elementwise function: what passes is decided by its intertwiner group (operands 0 → 1)."""
+    """An elementwise function: its intertwiner group decides what passes (operands 0 → 1). `key` names the function."""
 
     fn: Callable[[torch.Tensor], torch.Tensor]
     key: str
@@ -150,9 +140,10 @@ class PointwiseRule:
 
 @dataclass(frozen=True)
 class Constraint:
-    """Axes that meet in one op. `mixes`: labels along which the op is a symmetric but non-linear reduction.
+    """Axes of several tensors that meet in one op, and how scales and signs pass it, label by label.
 
-    `variance`: the operand that is read as a running variance, if one is.
+    `mixes`: labels along which the op is a symmetric but non-linear reduction. `variance`: the operand that is read as
+    a running variance, if one is.
     """
 
     call: Call | None
@@ -173,7 +164,7 @@ class Length:
 
 @dataclass(frozen=True)
 class ReshapeConstraint:
-    """A meeting of a tensor with its own reshape: the same numbers in the same order."""
+    """A tensor and its reshape: the same numbers in the same order."""
 
     source: Value
     result: Value
@@ -181,7 +172,7 @@ class ReshapeConstraint:
 
 @dataclass(frozen=True)
 class AxisSlice:
-    """A slice along one axis of a tensor, which may be made of weights alone."""
+    """A slice along one axis of a tensor. `of_weights`: the tensor is computed from weights alone."""
 
     call: Call
     source: Value

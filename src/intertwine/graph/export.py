@@ -1,5 +1,8 @@
-"""Reading a torch.export graph: its inputs and weights, and its calls in one flat list, with context wrappers inlined
-and composite ops decomposed.
+"""Reading a torch.export graph: its inputs and weights, and its calls in one flat list.
+
+Higher-order wrappers that only set a context (no_grad, autocast) are inlined. A composite op without a rule of its own
+(`torch.hstack` is reshapes and a `cat`) is replaced by the ops PyTorch makes it of, if all of these have rules;
+otherwise it stays as it is, so that what freezes is named as the user wrote it.
 """
 
 from __future__ import annotations
@@ -20,17 +23,9 @@ from torch.fx.node import map_arg
 
 from intertwine.errors import CaptureError
 from intertwine.graph.builder import find_rule
-from intertwine.graph.program import Call, ProgramInput, Ref
+from intertwine.graph.program import Call, ProgramInput, Ref, replaced
 
-# ----------------------------------------------------------------------------------------------------
-# Composite ops: one without a rule of its own is taken apart into the ops that PyTorch itself makes it of.
-#
-# `torch.hstack` is reshapes and a `cat`, `torch.inner` a product of matrices, `linalg.norm` a vector norm. PyTorch says
-# which ops are composite (CompositeImplicitAutograd). Where every step has a rule, the steps stand in the program instead
-# of the op. Where one has none the op stays as it is, so that what freezes is named as the user wrote it.
-
-
-#: What says where in the user's code a call stands.
+#: Metadata of a node that says where in the user's code it stands.
 _PLACE = ("stack_trace", "nn_module_stack")
 #: A view needs the strides it was traced with, and weights that were moved may have others.
 _ON_ANY_STRIDES: dict[Any, Any] = dict.fromkeys(
@@ -46,7 +41,9 @@ def decomposition_of(node: Node) -> GraphModule | None:
     import intertwine.graph.rules  # noqa: F401  (registers the built-in rules)
 
     op = node.target
-    if not isinstance(op, OpOverload) or _has_rule(op) or op._schema.is_mutable or not _is_composite(op):
+    if not isinstance(op, OpOverload) or _has_rule(op) or op._schema.is_mutable:
+        return None
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
         return None
     steps = _traced(op, node)
     if steps is None or not all(_understood(step) for step in steps.graph.nodes):
@@ -61,12 +58,8 @@ def _has_rule(op: OpOverload) -> bool:
     return torch.Tag.pointwise in op.tags or find_rule(str(op)) is not None
 
 
-def _is_composite(op: OpOverload) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-
-
 def _understood(step: Node) -> bool:
-    """Whether one step may stand in a program: nothing is written in place, and the engine knows what it does."""
+    """Whether one step may stand in a program: nothing is written in place, and the op has a rule."""
     if step.op == "call_function" and step.target is not operator.getitem:
         return isinstance(step.target, OpOverload) and not step.target._schema.is_mutable and _has_rule(step.target)
     return step.op != "get_attr"
@@ -91,22 +84,18 @@ def _traced(op: OpOverload, node: Node) -> GraphModule | None:
         return None
 
 
-# ----------------------------------------------------------------------------------------------------
-# An exported graph, read: its sources, and its calls in one flat list with their places in the user's code.
-#
-# Higher-order wrappers that only set a context (no_grad, autocast) are inlined, and composite ops taken apart.
+# -- Inputs and calls --------------------------------------------------------------------------------------------------
 
-
-#: Where a graph keeps whether a tensor that enters it is a buffer or a constant.
+#: Key of a node's metadata: whether a tensor that enters the graph is a buffer or a constant.
 _CONSTANT = "intertwine constant"
-#: Context wrappers whose body is run as it is: name of the higher-order op → position of the body among its arguments.
+#: Context wrappers whose body is inlined: name of the higher-order op → position of the body among its arguments.
 CONTEXT_WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
 
-def sources_of(
+def inputs_of(
     exported: torch.export.ExportedProgram, model: nn.Module, tied: Mapping[str, str]
 ) -> Iterator[ProgramInput]:
-    """What enters the graph of a model; `tied`: every name of a tensor → its first one."""
+    """The tensors that enter the graph of a model; `tied`: every name of a tensor → its first one."""
     fake = {node.name: node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"}
     for spec in exported.graph_signature.input_specs:
         name, target = getattr(spec.arg, "name", ""), spec.target
@@ -125,9 +114,8 @@ def sources_of(
         else:
             found = exported.constants.get(str(target))
             tensor = found if isinstance(found, Tensor) else None
-            yield ProgramInput(
-                name, "constant", shape, dtype, tensor=tensor, weight=_weight_behind(model, tensor, tied)
-            )
+            weight = _weight_behind(model, tensor, tied)
+            yield ProgramInput(name, "constant", shape, dtype, tensor=tensor, weight=weight)
 
 
 def _weight_behind(model: nn.Module, constant: Tensor | None, tied: Mapping[str, str]) -> str | None:
@@ -144,8 +132,11 @@ def _weight_behind(model: nn.Module, constant: Tensor | None, tied: Mapping[str,
 def calls_of(exported: torch.export.ExportedProgram) -> tuple[list[Call], tuple[Ref, ...]]:
     """The calls of the graph in order, and its outputs."""
     calls: list[Call] = []
-    names = {spec.arg.name: spec.arg.name for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
-    _mark_constants(exported)
+    kinds = {spec.arg.name: spec.kind for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
+    for node in exported.graph.nodes:
+        if node.op == "placeholder":
+            node.meta[_CONSTANT] = kinds.get(node.name) in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    names = {name: name for name in kinds}
     _inline(exported.graph_module, names, "", calls)
     outputs = tuple(
         Ref(names[spec.arg.name])
@@ -155,10 +146,10 @@ def calls_of(exported: torch.export.ExportedProgram) -> tuple[list[Call], tuple[
     return calls, outputs
 
 
-def _inline(module: torch.fx.GraphModule, names: dict[str, str], prefix: str, calls: list[Call]) -> Any:
+def _inline(module: GraphModule, names: dict[str, str], prefix: str, calls: list[Call]) -> Any:
     """Append the module's calls to `calls`; `names` maps graph names to value names and is filled on the way."""
     result: Any = None
-    bodies: dict[str, torch.fx.GraphModule] = {}
+    bodies: dict[str, GraphModule] = {}
     tuples: dict[str, list[Any]] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -169,24 +160,12 @@ def _inline(module: torch.fx.GraphModule, names: dict[str, str], prefix: str, ca
             wrapper = CONTEXT_WRAPPERS.get(getattr(node.target, "__name__", str(node.target)))
             if wrapper is not None:
                 body = bodies[node.args[wrapper].name]
-                inner = dict(
-                    zip(
-                        (n.name for n in body.graph.nodes if n.op == "placeholder"),
-                        (names[a.name] for a in node.args[wrapper + 1 :]),
-                        strict=True,
-                    )
-                )
+                inner = _names_inside(body, node.args[wrapper + 1 :], names)
                 tuples[node.name] = list(_inline(body, inner, f"{prefix}{node.name}.", calls))
             elif node.target is operator.getitem and node.args[0].name in tuples:
                 names[node.name] = tuples[node.args[0].name][node.args[1]].name
             elif (steps := decomposition_of(node)) is not None:
-                inner = dict(
-                    zip(
-                        (n.name for n in steps.graph.nodes if n.op == "placeholder"),
-                        (names[n.name] for n in node.all_input_nodes),
-                        strict=True,
-                    )
-                )
+                inner = _names_inside(steps, node.all_input_nodes, names)
                 made = _inline(steps, inner, f"{prefix}{node.name}.", calls)
                 if isinstance(made, Ref):
                     names[node.name] = made.name
@@ -198,13 +177,19 @@ def _inline(module: torch.fx.GraphModule, names: dict[str, str], prefix: str, ca
     return result
 
 
+def _names_inside(body: GraphModule, given: Iterable[Node], names: Mapping[str, str]) -> dict[str, str]:
+    """Names of the inputs of a graph that is inlined → names of the values it is given."""
+    inputs = (node.name for node in body.graph.nodes if node.op == "placeholder")
+    return dict(zip(inputs, (names[node.name] for node in given), strict=True))
+
+
 def without_unused_pieces(calls: list[Call], outputs: Iterable[Ref]) -> list[Call]:
-    """The calls but for those that take a result of an op (a piece of a split) which nothing goes on to read."""
+    """The calls except those that take one result of an op (a piece of a split) and that nothing reads."""
     read = {name for call in calls for name in call.reads} | {out.name for out in outputs}
     return [call for call in calls if call.target is not operator.getitem or call.name in read]
 
 
-def _call(node: torch.fx.Node, name: str, names: dict[str, str]) -> Call:
+def _call(node: Node, name: str, names: dict[str, str]) -> Call:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
     for v in values:
@@ -216,30 +201,15 @@ def _call(node: torch.fx.Node, name: str, names: dict[str, str]) -> Call:
             )
     shapes = tuple(tuple(v.shape) if isinstance(v, Tensor) else None for v in values)
     dtype = next((v.dtype for v in values if isinstance(v, Tensor)), None)
-    return Call(
-        name,
-        cast("Callable[..., Any]", node.target),
-        _refs(node.args, names),
-        _refs(dict(node.kwargs), names),
-        shapes,
-        dtype,
-        _where(node),
-        _path(node),
-        _aliases(node),
-    )
+    args, kwargs = _refs((node.args, dict(node.kwargs)), names)
+    target = cast("Callable[..., Any]", node.target)
+    return Call(name, target, args, kwargs, shapes, dtype, _where(node), _path(node), _aliases(node))
 
 
-def _mark_constants(exported: torch.export.ExportedProgram) -> None:
-    """Note on the graph which tensors that enter it are buffers and constants."""
-    kinds = {getattr(spec.arg, "name", ""): spec.kind for spec in exported.graph_signature.input_specs}
-    for node in exported.graph.nodes:
-        if node.op == "placeholder":
-            node.meta[_CONSTANT] = kinds.get(node.name) in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-
-
-def _way_out(node: torch.fx.Node) -> str:
-    """What to do about a shape that depends on data; a mask that is the same for all data has places known before."""
-    masks = [n for n in node.all_input_nodes if _is_mask(n)]
+def _way_out(node: Node) -> str:
+    """What to do about a shape that depends on data; a mask that is the same for all data can become indices."""
+    values = [(n, n.meta.get("val")) for n in node.all_input_nodes]
+    masks = [n for n, v in values if isinstance(v, Tensor) and v.dtype in (torch.bool, torch.uint8)]
     if str(node.target).startswith("aten.nonzero"):
         masks = node.all_input_nodes
     if masks and all(_is_constant(mask) for mask in masks):
@@ -250,22 +220,17 @@ def _way_out(node: torch.fx.Node) -> str:
     return "Keep all positions and mask them (torch.where), or capture the part of the model before that line."
 
 
-def _is_mask(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
-
-
-def _is_constant(node: torch.fx.Node) -> bool:
+def _is_constant(node: Node) -> bool:
     """Whether a tensor is made of buffers and constants alone, neither of inputs nor of parameters."""
     if node.op == "placeholder":
         return node.meta.get(_CONSTANT, False)
     return all(map(_is_constant, node.all_input_nodes))
 
 
-def _aliases(node: torch.fx.Node) -> bool:
+def _aliases(node: Node) -> bool:
     """Whether a result shares the first argument's storage: the schema says which ops may, the storages which do."""
     schema = getattr(node.target, "_schema", None)
-    first = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
+    first = node.args[0] if node.args and isinstance(node.args[0], Node) else None
     if schema is None or first is None:
         return schema is None
     # inactive dropout returns its input, which fake tensors do not show; an op in place returns what it wrote to, also
@@ -285,16 +250,10 @@ def _aliases(node: torch.fx.Node) -> bool:
 
 
 def _refs(value: Any, names: dict[str, str]) -> Any:
-    if isinstance(value, torch.fx.Node):
-        return Ref(names.get(value.name, value.name))
-    if isinstance(value, (list, tuple)):
-        return tuple(_refs(v, names) for v in value)
-    if isinstance(value, dict):
-        return {k: _refs(v, names) for k, v in value.items()}
-    return value
+    return replaced(value, Node, lambda node: Ref(names.get(node.name, node.name)))
 
 
-def _where(node: torch.fx.Node) -> str:
+def _where(node: Node) -> str:
     """`file.py:12`, the innermost line of the forward that is not torch's own; empty inside a torch layer."""
     trace = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
     frames = [line for line in trace if line.startswith('File "')]
@@ -305,6 +264,6 @@ def _where(node: torch.fx.Node) -> str:
     return f"{os.path.basename(file)}:{line}"
 
 
-def _path(node: torch.fx.Node) -> str:
+def _path(node: Node) -> str:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]) if stack else ""

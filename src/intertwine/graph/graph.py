@@ -1,6 +1,4 @@
-"""The graph: every tensor of a captured program with its axes, made by running one rule per call; what slices leave
-unread is frozen.
-"""
+"""The graph: every tensor of a captured program with its axes, made by running one rule per call."""
 
 from __future__ import annotations
 
@@ -17,125 +15,18 @@ from intertwine.errors import RuleError
 from intertwine.graph import axes as ax
 from intertwine.graph.axes import Axis, AxisVariable, Product, Sum
 from intertwine.graph.builder import GraphBuilder, find_rule
-from intertwine.graph.constraints import AxisSlice, ReshapeConstraint, Value
-from intertwine.graph.program import Call, Program, ProgramInput, Ref, fed_by_inputs
+from intertwine.graph.constraints import AxisSlice, ReshapeConstraint, Value, values_in
+from intertwine.graph.program import Call, Program, ProgramInput, Ref, fed_by_inputs, replaced
 
-# ----------------------------------------------------------------------------------------------------
-# Slices that leave a part unread, and weights that are not read at all.
-#
-# What a forward reads of a table of positions, a mask or a stored state often depends on the sizes of its inputs
-# (`position[:, : x.shape[1]]`), and a captured program has seen one size. At another size the part left out is read, and
-# together with the part read here; so an axis of weights of which only a part is read keeps its order and its scales.
-# What is computed from the input (`scores[..., : x.shape[1]]`) is sliced like that too, but more often a hidden layer is
-# cut in pieces of fixed sizes: there the part that nothing reads stays as it is, and the part that is read may move.
-
-
-NEVER_READ = "the forward never reads it with these inputs"
-#: Of a weight that a lambda or a hook holds too: in a copy of the model these may still read that of the original.
+#: Why a weight that a lambda or a hook holds too may not move: in a copy of the model these may read the original.
 HELD_ELSEWHERE = (
     "read through something else that holds it (a lambda, a hook, a partial, a list), not as an attribute of a module"
 )
 
 
-def freeze_partly_read(builder: GraphBuilder, program: Program) -> None:
-    """What nothing reads because a slice leaves it out stays as it is; weights do so with all of the sliced axis."""
-    if not builder.slices:
-        return
-    found = _Readers(builder, program)
-    for cut, left in [(cut, left) for cut in builder.slices if (left := found.unread(cut))]:
-        if cut.of_weights:
-            why = f"only a part of it is read with inputs of these sizes (slice at {cut.call.place})"
-            builder.boundary_along(cut.source, cut.dim, why)
-            continue
-        for atom in left:
-            ax.freeze(atom, f"nothing reads it with inputs of these sizes (left out by the slice at {cut.call.place})")
-        for start, length in list(_stretches(cut.source.axes[cut.dim], left)):
-            builder.unscale(builder.narrow(cut.source, cut.dim, start, length), cut.dim)
-
-
-class _Reader(NamedTuple):
-    """The call that reads something, and the last tensor of the meeting, which tells slices of one call apart."""
-
-    call: str
-    result: Value
-    sums: bool  # whether what is read is added up there: other parts of the result come to depend on it
-
-
-class _Readers:
-    """Who reads which atoms. Looking at a tensor in another shape or order is no reading."""
-
-    def __init__(self, builder: GraphBuilder, program: Program) -> None:
-        self.program = program
-        self.position = {call.name: i for i, call in enumerate(program.calls)}
-        self.of: dict[AxisVariable, list[_Reader]] = defaultdict(list)
-        for meeting in builder.constraints:
-            if isinstance(meeting, ReshapeConstraint) or meeting.operands[-1].value.view is not None:
-                continue
-            name, result = meeting.call.name if meeting.call else "", meeting.operands[-1]
-            kept = {w.label for w in result.windows}
-            for operand in meeting.operands:
-                for w in operand.windows:
-                    reader = _Reader(name, result.value, w.label not in kept)
-                    for atom in ax.variables_of(ax.part(operand.value.axes[w.axis], w.start, w.size)):
-                        self.of[atom].append(reader)
-
-    def unread(self, cut: AxisSlice) -> set[AxisVariable]:
-        """What a cut leaves out, if some of it is read by no op but those which lead to the cut.
-
-        Of a tensor that depends on the input only those parts are meant; what is added up on the way to the cut (the
-        keys of an attention) is read there.
-        """
-        whole, kept = (set(ax.variables_of(v.axes[cut.dim])) for v in (cut.source, cut.result))
-        return {atom for atom in whole - kept if not self._is_read(atom, cut)}
-
-    def _is_read(self, atom: AxisVariable, cut: AxisSlice) -> bool:
-        at = self.position[cut.call.name]
-        earlier = []
-        for reader in self.of.get(atom, ()):
-            if reader.result is cut.result:
-                continue
-            if (reader.sums and not cut.of_weights) or self.position.get(reader.call, at) >= at:
-                return True
-            earlier.append(reader.call)
-        return bool(earlier) and not _upstream(self.program, cut.call).issuperset(earlier)
-
-
-def _stretches(axis: Axis, atoms: Set[AxisVariable], offset: int = 0) -> Iterator[tuple[int, int]]:
-    """Where on an axis some atoms stand, as (start, length)."""
-    axis = ax.resolve(axis)
-    if isinstance(axis, Sum):
-        for term in axis.terms:
-            yield from _stretches(term, atoms, offset)
-            offset += term.size
-    elif isinstance(axis, Product):
-        if any(factor in atoms for factor in axis.factors if isinstance(factor, AxisVariable)):
-            yield offset, axis.size
-            return
-        inner = prod(factor.size for factor in axis.factors[1:])
-        for start, length in _stretches(axis.factors[0], atoms):
-            yield offset + start * inner, length * inner
-    elif isinstance(axis, AxisVariable) and axis in atoms:
-        yield offset, axis.size
-
-
-def _upstream(program: Program, call: Call) -> set[str]:
-    """Names of the calls that a call depends on."""
-    found: set[str] = set()
-    wanted = set(call.reads)
-    for earlier in reversed(program.calls):
-        if earlier.name in wanted:
-            found.add(earlier.name)
-            wanted |= earlier.reads
-    return found
-
-
-# ----------------------------------------------------------------------------------------------------
-# The graph: every tensor of a captured program with its axes, made by running one rule per call.
-
-
 @dataclass(frozen=True)
 class Graph:
-    """A captured program, the builder its rules wrote, and the value behind every name.
+    """A captured program, what its rules built, and the value behind every name.
 
     `values` holds tensors by their name in the program; `parameters` maps qualified parameter and buffer names to
     theirs. `sites` maps a module path to the name of the tensor that module returns.
@@ -148,7 +39,8 @@ class Graph:
     sites: Mapping[str, str]
 
     def __repr__(self) -> str:
-        return f"Graph({len(self.program)} calls, {len(self.parameters)} parameters, {len(self.builder.constraints)} meetings)"
+        made = f"{len(self.parameters)} parameters, {len(self.builder.constraints)} constraints"
+        return f"Graph({len(self.program)} calls, {made})"
 
 
 def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> Graph:
@@ -160,7 +52,7 @@ def build_graph(program: Program, distrusted: frozenset[str] = frozenset()) -> G
     parameters: dict[str, Value] = {}
     held = {source.weight for source in program.inputs}
     for source in program.inputs:
-        memory.keep(source.name, _enter(builder, source, parameters, _why_still(program, source.target, held)))
+        memory.keep(source.name, _enter(builder, source, parameters, _immovable_reason(program, source.target, held)))
     read, fed = _results_read(program), fed_by_inputs(program)
     for call in program.calls:
         builder.call = call
@@ -189,37 +81,37 @@ def _results_read(program: Program) -> dict[str, set[int]]:
     return read
 
 
-def _why_still(program: Program, weight: str | None, held: Collection[str | None]) -> str:
+def _immovable_reason(program: Program, weight: str | None, held: Collection[str | None]) -> str:
     """Why a weight must not be moved, whatever the forward does with it; empty for one that may be."""
     if weight in program.kept:
         return f"what is computed from it stays in {program.kept[weight]} for later forwards"
     if weight in held:
         return f"it is {HELD_ELSEWHERE}"
-    return "" if weight in program.read_weights else NEVER_READ
+    return "" if weight in program.read_weights else "the forward never reads it with these inputs"
 
 
-def _enter(builder: GraphBuilder, source: ProgramInput, parameters: dict[str, Value], still: str) -> Value:
-    """The value of a source; `still` says why a weight may not move, if it may not."""
+def _enter(builder: GraphBuilder, source: ProgramInput, parameters: dict[str, Value], immovable: str) -> Value:
+    """The value of an input of the program; `immovable`: why a weight may not move, if it may not."""
     floating = source.dtype.is_floating_point
     if source.moves and source.target is not None:
         if source.target not in parameters:
             parameters[source.target] = builder.value(
                 source.shape, [AxisVariable(n) for n in source.shape], floating, source.target
             )
-            if still:
-                builder.boundary(parameters[source.target], still)
+            if immovable:
+                builder.boundary(parameters[source.target], immovable)
         return parameters[source.target]
     if source.target is not None:
-        return builder.fixed(source.shape, f"it meets the constant buffer {source.target}", floating)
-    if source.weight is not None:
-        return builder.fixed(source.shape, f"it meets {source.weight}, which is {HELD_ELSEWHERE}", floating)
-    return builder.fixed(
-        source.shape, "it meets an input of the model" if source.kind == "input" else "it meets a constant", floating
-    )
+        why = f"it meets the constant buffer {source.target}"
+    elif source.weight is not None:
+        why = f"it meets {source.weight}, which is {HELD_ELSEWHERE}"
+    else:
+        why = "it meets an input of the model" if source.kind == "input" else "it meets a constant"
+    return builder.fixed(source.shape, why, floating)
 
 
 def _tie_states(builder: GraphBuilder, program: Program, memory: _Memory) -> None:
-    """What a forward writes into a source (a state, a cache) is what the next forward, or the caller, reads there."""
+    """What a forward writes into an input (a state, a cache) is what the next forward, or the caller, reads there."""
     written = program.written_inputs()
     for source in program.inputs:
         before = memory.made[source.name]
@@ -274,12 +166,11 @@ def _run(builder: GraphBuilder, call: Call, memory: _Memory, distrusted: frozens
         memory.keep(call.name, memory.values[source.name][index])
         memory.share(call.name, source.name, only_if_shared=True)
         return
-    args = _substitute(call.args, memory)
-    kwargs = _substitute(dict(call.kwargs), memory)
+    args, kwargs = replaced((call.args, dict(call.kwargs)), Ref, lambda ref: memory.read(ref.name))
     result = _apply(builder, call, args, kwargs, call.name in distrusted)
     for name in call.also_written:
         why = f"it is written by {builder.here}"
-        for value in _values((args, kwargs, result)):
+        for value in values_in((args, kwargs, result)):
             builder.boundary(value, why)
         memory.overwrite(name, builder.fixed(memory.values[name].shape, why))
     memory.keep(call.name, result)
@@ -293,11 +184,12 @@ def _run(builder: GraphBuilder, call: Call, memory: _Memory, distrusted: frozens
 def _apply(builder: GraphBuilder, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], distrusted: bool) -> Any:
     from intertwine.graph.rules.elementwise import generic_pointwise
 
-    inputs = list(_values((args, kwargs)))
+    inputs = values_in((args, kwargs))
     found = None if distrusted else find_rule(call.op)
     if not any(v.live for v in inputs) and not getattr(found, "creates", False):
         return _pack(call, builder.opaque([], call.shapes, ""))
-    if found is None and not distrusted and len(call.shapes) == 1 and _is_pointwise(call):
+    pointwise = torch.Tag.pointwise in getattr(call.target, "tags", ())
+    if found is None and not distrusted and len(call.shapes) == 1 and pointwise:
         found = generic_pointwise
     if found is None:
         why = (
@@ -312,42 +204,17 @@ def _apply(builder: GraphBuilder, call: Call, args: tuple[Any, ...], kwargs: dic
     except (TypeError, ValueError, IndexError, KeyError, AssertionError) as error:
         if not found.__module__.startswith("intertwine."):
             raise RuleError(
-                f"Your rule for {call.op} ({found.__module__}.{found.__name__}) failed on the call at "
-                f"{call.place}: {error}. "
-                "Compare its arguments and labels with the op's schema and the shapes of its tensors."
+                f"Your rule for {call.op} ({found.__module__}.{found.__name__}) failed on the call at {call.place}: "
+                f"{error}. Compare its arguments and labels with the op's schema and the shapes of its tensors."
             ) from error
-        # a spelling of the op the built-in rule did not foresee: what it said so far only restricts, so freeze the rest
+        # a use of the op that the built-in rule does not know: its constraints so far only restrict, so freeze the rest
         builder.unsupported.append((call.op, call.place))
         why = f"the rule for {call.op} does not know this use of it ({call.place}: {error})"
         return _pack(call, builder.opaque(inputs, call.shapes, why))
 
 
-def _is_pointwise(call: Call) -> bool:
-    return torch.Tag.pointwise in getattr(call.target, "tags", ())
-
-
 def _pack(call: Call, results: tuple[Value | None, ...]) -> Any:
     return results if len(results) > 1 or call.gives_list else results[0] if results else None
-
-
-def _substitute(value: Any, memory: _Memory) -> Any:
-    if isinstance(value, Ref):
-        return memory.read(value.name)
-    if isinstance(value, (list, tuple)):
-        return tuple(_substitute(v, memory) for v in value)
-    if isinstance(value, dict):
-        return {k: _substitute(v, memory) for k, v in value.items()}
-    return value
-
-
-def _values(value: Any) -> Iterator[Value]:
-    if isinstance(value, Value):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from _values(v)
-    elif isinstance(value, dict):
-        yield from _values(list(value.values()))
 
 
 def _sites(program: Program, values: Mapping[str, Value]) -> dict[str, str]:
@@ -361,3 +228,106 @@ def _sites(program: Program, values: Mapping[str, Value]) -> dict[str, str]:
             sites[path] = call.name
             path = path.rpartition(".")[0]
     return sites
+
+
+# -- Slices that leave a part unread -----------------------------------------------------------------------------------
+
+
+def freeze_partly_read(builder: GraphBuilder, program: Program) -> None:
+    """Freeze what nothing reads because a slice leaves it out; of weights, all of the sliced axis.
+
+    What a forward reads of a table of positions, a mask or a stored state often depends on the sizes of its inputs
+    (`position[:, : x.shape[1]]`), and a captured program has seen one size. At another size the part left out is read
+    together with the part read here; so an axis of weights of which only a part is read keeps its order and scales.
+    What is computed from the input is sliced like that too, but more often a hidden layer is split into pieces of fixed
+    sizes: there the part that nothing reads stays as it is, and the part that is read may move.
+    """
+    if not builder.slices:
+        return
+    found = _Readers(builder, program)
+    for cut, left in [(cut, left) for cut in builder.slices if (left := found.unread(cut))]:
+        if cut.of_weights:
+            why = f"only a part of it is read with inputs of these sizes (slice at {cut.call.place})"
+            builder.boundary_along(cut.source, cut.dim, why)
+            continue
+        why = f"nothing reads it with inputs of these sizes (left out by the slice at {cut.call.place})"
+        for variable in left:
+            ax.freeze(variable, why)
+        for start, length in list(_stretches(cut.source.axes[cut.dim], left)):
+            builder.unscale(builder.narrow(cut.source, cut.dim, start, length), cut.dim)
+
+
+class _Reader(NamedTuple):
+    """The call that reads a variable, and the last tensor of the constraint, which separates slices of one call."""
+
+    call: str
+    result: Value
+    sums: bool  # whether what is read is added up there: other parts of the result come to depend on it
+
+
+class _Readers:
+    """Which calls read which axis variables. A reshape or a permute of a tensor does not read it."""
+
+    def __init__(self, builder: GraphBuilder, program: Program) -> None:
+        self.program = program
+        self.position = {call.name: i for i, call in enumerate(program.calls)}
+        self.of: dict[AxisVariable, list[_Reader]] = defaultdict(list)
+        for constraint in builder.constraints:
+            if isinstance(constraint, ReshapeConstraint) or constraint.operands[-1].value.view is not None:
+                continue
+            name, result = constraint.call.name if constraint.call else "", constraint.operands[-1]
+            kept = {w.label for w in result.windows}
+            for operand in constraint.operands:
+                for w in operand.windows:
+                    reader = _Reader(name, result.value, w.label not in kept)
+                    for variable in ax.variables_of(ax.part(operand.value.axes[w.axis], w.start, w.size)):
+                        self.of[variable].append(reader)
+
+    def unread(self, cut: AxisSlice) -> set[AxisVariable]:
+        """What a slice leaves out and no op reads, except those that lead to the slice.
+
+        In a tensor that depends on the input, what is added up on the way to the slice (the keys of an attention) is
+        read there.
+        """
+        whole, kept = (set(ax.variables_of(v.axes[cut.dim])) for v in (cut.source, cut.result))
+        return {variable for variable in whole - kept if not self._is_read(variable, cut)}
+
+    def _is_read(self, variable: AxisVariable, cut: AxisSlice) -> bool:
+        at = self.position[cut.call.name]
+        earlier = []
+        for reader in self.of.get(variable, ()):
+            if reader.result is cut.result:
+                continue
+            if (reader.sums and not cut.of_weights) or self.position.get(reader.call, at) >= at:
+                return True
+            earlier.append(reader.call)
+        return bool(earlier) and not _upstream(self.program, cut.call).issuperset(earlier)
+
+
+def _stretches(axis: Axis, variables: Set[AxisVariable], offset: int = 0) -> Iterator[tuple[int, int]]:
+    """Where on an axis some variables stand, as (start, length)."""
+    axis = ax.resolve(axis)
+    if isinstance(axis, Sum):
+        for term in axis.terms:
+            yield from _stretches(term, variables, offset)
+            offset += term.size
+    elif isinstance(axis, Product):
+        if any(factor in variables for factor in axis.factors if isinstance(factor, AxisVariable)):
+            yield offset, axis.size
+            return
+        inner = prod(factor.size for factor in axis.factors[1:])
+        for start, length in _stretches(axis.factors[0], variables):
+            yield offset + start * inner, length * inner
+    elif isinstance(axis, AxisVariable) and axis in variables:
+        yield offset, axis.size
+
+
+def _upstream(program: Program, call: Call) -> set[str]:
+    """Names of the calls that a call depends on."""
+    found: set[str] = set()
+    wanted = set(call.reads)
+    for earlier in reversed(program.calls):
+        if earlier.name in wanted:
+            found.add(earlier.name)
+            wanted |= earlier.reads
+    return found

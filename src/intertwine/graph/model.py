@@ -1,6 +1,4 @@
-"""Handling a model before it is traced or run: argument checks, copies, cleared caches, tied names, a forward without
-fast paths.
-"""
+"""Preparing a model to be traced or run: checks, copies, cleared caches, tied names, a forward without fast paths."""
 
 from __future__ import annotations
 
@@ -17,18 +15,14 @@ from torch.utils._pytree import tree_leaves
 
 from intertwine.errors import InputError
 
-# ----------------------------------------------------------------------------------------------------
-# Copies of modules, also of those that hold what an earlier forward left behind in their attributes.
-
-
 Module = TypeVar("Module", bound=nn.Module)
 
 
 def copy_module(model: Module, shared: tuple[Tensor, ...] = ()) -> Module:
     """A deep copy of a module.
 
-    Tensors that hang on an autograd graph (cached activations, the weight that an old-style weight_norm computes, a
-    state that was not detached) are copied as plain numbers; `copy.deepcopy` alone refuses them.
+    Tensors with an autograd graph (cached activations, the weight that an old-style weight_norm computes, a state that
+    is not detached) are detached in the copy; `copy.deepcopy` alone refuses them.
 
     Args:
         model: the module. shared: tensors that the copy holds too, rather than copies of them.
@@ -53,21 +47,19 @@ def copy_module(model: Module, shared: tuple[Tensor, ...] = ()) -> Module:
     except (RuntimeError, TypeError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {first}). Take what an earlier forward "
-            f"left in its attributes out of it, or build it anew and load its state dict."
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {first}). Remove what an earlier "
+            "forward left in its attributes, or build the model again and load its state dict."
         ) from error
     if not shared:
-        _part(found)
+        _separate_storages(found)
     return found
 
 
-def _part(model: nn.Module) -> None:
-    """Let tensors that lie in each other's memory have memory of their own, so that each can be written by itself."""
+def _separate_storages(model: nn.Module) -> None:
+    """Give tensors that overlap in memory a memory of their own, so that each can be written alone."""
     ends: dict[int, list[tuple[int, int, Tensor]]] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
-        if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided:
-            continue
-        if tensor.numel():
+        if not (is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided) and tensor.numel():
             reach = 1 + sum((int(n) - 1) * int(step) for n, step in zip(tensor.shape, tensor.stride(), strict=True))
             start = int(tensor.storage_offset()) * tensor.element_size()
             at = ends.setdefault(tensor.untyped_storage().data_ptr(), [])
@@ -91,7 +83,7 @@ def fresh_copy(model: nn.Module) -> nn.Module:
 
 
 def empty_caches(model: nn.Module) -> None:
-    """Make layers forget what they computed from their weights in an earlier forward; modes are left as they were."""
+    """Make layers drop what they computed from their weights in an earlier forward; modes are left as they were."""
     modes = {name: module.training for name, module in model.named_modules()}
     top = model.training
     model.train(True)
@@ -101,34 +93,30 @@ def empty_caches(model: nn.Module) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise `InputError` for what no symmetry can be found of: not a module, meta, quantised, complex or integer."""
+    """Raise `InputError` for models without a symmetry to find: not a module, meta, quantised, complex or integer."""
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"Asked for the symmetry of a {type(model).__name__}, but a torch.nn.Module is needed. "
+            f"The model must be a torch.nn.Module, but is a {type(model).__name__}. "
             "Pass the model object itself; load a checkpoint into its module first (model.load_state_dict)."
         )
     refuse_scripted(model)
-    for _, module in model.named_modules():
-        if type(module).__module__.startswith(
-            ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
-        ):
+    quantised = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+    for module in model.modules():
+        if type(module).__module__.startswith(quantised):
             raise InputError(
-                f"The model holds a quantised layer ({type(module).__name__}); its integer weights have no "
-                f"continuous "
+                f"The model holds a quantised layer ({type(module).__name__}); its integer weights have no continuous "
                 "symmetry and cannot be moved. Analyse the float model before it is quantised."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise InputError(
-                f"Parameter {name!r} lies on the meta device and has no values. Materialise the model first, "
-                f"for example "
-                "model.to_empty(device='cpu') and load a state dict."
+                f"Parameter {name!r} lies on the meta device and has no values. Materialise the model first, for "
+                "example model.to_empty(device='cpu') and load a state dict."
             )
         if parameter.is_quantized or not parameter.dtype.is_floating_point:
             kind = "complex" if parameter.dtype.is_complex else "not floating point"
             raise InputError(
-                f"Parameter {name!r} is {kind} ({parameter.dtype}); only real floating-point parameters are "
-                f"supported. "
+                f"Parameter {name!r} is {kind} ({parameter.dtype}); only real floating-point parameters are supported. "
                 "Store complex weights as two real tensors, and integer tables as buffers."
             )
 
@@ -136,7 +124,7 @@ def check_model(model: nn.Module) -> None:
 def refuse_scripted(model: nn.Module, path: str = "") -> None:
     """Refuse scripted and traced modules inside a network, or inside the part of it at `path`.
 
-    They run as one piece: no hook is called inside, their layers are of no known class, and no op of them can be read.
+    Inside them no hook is called, layers are of no known class, and no op can be read.
     """
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -150,7 +138,7 @@ def refuse_scripted(model: nn.Module, path: str = "") -> None:
 
 @contextmanager
 def quiet_forward() -> Iterator[None]:
-    """Run a forward without fused attention fast paths (one opaque op would hide the heads) and without warnings."""
+    """Run a forward without fused attention (one opaque op would hide the heads) and without warnings."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -164,8 +152,5 @@ def quiet_forward() -> Iterator[None]:
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Every parameter and buffer name → the first name of the same tensor."""
     first: dict[int, str] = {}
-    names: dict[str, str] = {}
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, tensor in tensors:
-        names[name] = first.setdefault(id(tensor), name)
-    return names
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}

@@ -1,21 +1,16 @@
-"""Programs: a captured forward as data.
-
-Inputs and weights, the op calls in order, the outputs, and which tensors depend on inputs.
-"""
+"""Programs: a captured forward as data. Inputs and weights, the op calls in order, the outputs."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-
-# ----------------------------------------------------------------------------------------------------
-# Programs: a captured forward as data. What enters, the calls in order, what leaves.
+from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
@@ -44,10 +39,10 @@ class Call:
         """Where the call stands, for a reader: `model.py:12` or `layer1.conv2`, or both."""
         return " in ".join(x for x in (self.where, self.path) if x) or "the model's forward"
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         """Names of the values the call takes."""
-        return frozenset(_names((self.args, dict(self.kwargs))))
+        return _names((self.args, dict(self.kwargs)))
 
     @property
     def inplace(self) -> bool:
@@ -62,14 +57,14 @@ class Call:
         if schema is None:
             return frozenset()
         given = {a.name: v for a, v in zip(schema.arguments, self.args, strict=False)} | dict(self.kwargs)
-        return frozenset(_names([given.get(a.name) for a in schema.arguments[1:] if a.is_write]))
+        return _names([given.get(a.name) for a in schema.arguments[1:] if a.is_write])
 
     @property
     def updated(self) -> frozenset[str]:
         """Names of the running statistics that a norm in training mode writes, of which its schema says nothing."""
         if not self.op.startswith(("aten.batch_norm.", "aten.instance_norm.")) or self.args[5] is not True:
             return frozenset()
-        return frozenset(_names(self.args[3:5]))
+        return _names(self.args[3:5])
 
     @property
     def gives_list(self) -> bool:
@@ -98,7 +93,7 @@ class ProgramInput:
 
 @dataclass(frozen=True)
 class Program:
-    """The captured forward: what enters, the calls in order, what leaves."""
+    """A captured forward: what enters, the calls in order, what leaves."""
 
     inputs: tuple[ProgramInput, ...]
     calls: tuple[Call, ...]
@@ -117,7 +112,7 @@ class Program:
         return frozenset(s.target for s in self.inputs if s.target is not None and s.name in names)
 
     def written_inputs(self) -> frozenset[str]:
-        """Names of sources that some call writes to: in place, as its `out=` or on the side, or through a view."""
+        """Names of inputs that some call writes to: in place, as its `out=` or on the side, or through a view."""
         home = {source.name: source.name for source in self.inputs}
         written = set()
         for call in self.calls:
@@ -130,14 +125,19 @@ class Program:
         return frozenset(written)
 
 
-def _names(value: Any) -> Iterator[str]:
-    if isinstance(value, Ref):
-        yield value.name
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from _names(v)
-    elif isinstance(value, dict):
-        yield from _names(list(value.values()))
+def _names(tree: Any) -> frozenset[str]:
+    return frozenset(leaf.name for leaf in tree_leaves(tree) if isinstance(leaf, Ref))
+
+
+def replaced(tree: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """Nested arguments with every object of a kind replaced; lists become tuples."""
+    if isinstance(tree, kind):
+        return convert(tree)
+    if isinstance(tree, (list, tuple)):
+        return tuple(replaced(v, kind, convert) for v in tree)
+    if isinstance(tree, dict):
+        return {k: replaced(v, kind, convert) for k, v in tree.items()}
+    return tree
 
 
 def fed_by_inputs(program: Program) -> frozenset[str]:

@@ -12,11 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from intertwine.graph.model import copy_module, empty_caches, quiet_forward
-from intertwine.graph.program import Program, Ref
-
-# ----------------------------------------------------------------------------------------------------
-# Exact arithmetic: run a model's forward in float64 throughout, whatever casts it contains.
-
+from intertwine.graph.program import Program, Ref, replaced
 
 #: Types of lower precision → the type that takes their place.
 FLOAT64_TYPES = {
@@ -103,20 +99,11 @@ def generic_copy(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
-# ----------------------------------------------------------------------------------------------------
-# Running a captured program call by call, in float64 or as it is, on the weights of any model of its architecture.
-
-
 def max_abs(x: Any) -> float:
     """Largest finite entry of a floating-point tensor; 0 for anything else."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
         return 0.0
     return float(x.nan_to_num(0.0, 0.0, 0.0).abs().max())
-
-
-def _copied(tree: Any) -> Any:
-    """The same with its tensors copied: a program may write to what enters it."""
-    return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, tree)
 
 
 class ProgramRunner:
@@ -140,11 +127,14 @@ class ProgramRunner:
 
     def __init__(self, program: Program, model: nn.Module, inputs: Any, exact: bool = True) -> None:
         tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
-        ready: Callable[[Any], Any] = to_float64 if exact else _copied
+
+        def ready(tree: Any) -> Any:  # copied, because a program may write to its inputs
+            copied: Callable[[Any], Any] = lambda v: v.detach().clone() if isinstance(v, Tensor) else v  # noqa: E731
+            return to_float64(tree) if exact else tree_map(copied, tree)
+
         given = iter([v for v in tree_leaves(ready(inputs)) if isinstance(v, Tensor)])
         written = program.written_inputs()
-        self.program = program
-        self.exact = exact
+        self.program, self.exact = program, exact
         self.values: dict[str, Any] = {}
         for source in program.inputs:
             if source.target is not None:
@@ -171,15 +161,13 @@ class ProgramRunner:
     def evaluate(self, position: int, values: Mapping[str, Any]) -> Any:
         """The result of one call on given values of the names it reads; a call in place writes to them."""
         call = self.program.calls[position]
-        fill: Callable[[Any], Any] = lambda v: values[v.name] if isinstance(v, Ref) else v  # noqa: E731
-        args, kwargs = tree_map(fill, (list(call.args), dict(call.kwargs)), is_leaf=lambda v: isinstance(v, Ref))
+        args, kwargs = replaced((call.args, dict(call.kwargs)), Ref, lambda ref: values[ref.name])
         if self.exact:
-            args = [FLOAT64_TYPES.get(v, v) if isinstance(v, torch.dtype) else v for v in args]
-            kwargs = {k: FLOAT64_TYPES.get(v, v) if isinstance(v, torch.dtype) else v for k, v in kwargs.items()}
+            args, kwargs = replaced((args, kwargs), torch.dtype, lambda dtype: FLOAT64_TYPES.get(dtype, dtype))
         return None if "_assert" in call.op else call.target(*args, **kwargs)
 
     def forget(self, position: int) -> None:
-        """Let go of what no call after this one reads."""
+        """Drop the values that no call after this one reads."""
         for name in self.program.calls[position].reads:
             if self.last[name] == position:
                 self.values.pop(name, None)

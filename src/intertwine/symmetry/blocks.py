@@ -1,7 +1,7 @@
-"""Blocks: the parameters of a network cut so that every dimension of every piece belongs to one strand or to nothing.
+"""Blocks: parameters cut so that every dimension of every piece belongs to one wire or to none.
 
-A parameter whose axis is a product is reshaped, one whose axis is a concatenation is split. What is left is a list of
-plain arrays whose dimensions carry labels, which is all that normal forms and matching need to know of an architecture.
+A parameter whose axis is a product is reshaped, one whose axis is a concatenation is split. The result is a list of
+plain arrays with labelled dimensions, which is all that normal forms and matching need of an architecture.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from intertwine.symmetry.element import Element, WireSpec
 from intertwine.symmetry.geometry import Dim, Layout, ProductAxis, SumAxis, WireAxis, act, base_dims
 from intertwine.symmetry.symmetry import Symmetry
 
-#: How far two numbers that scales have passed through may part by rounding, in units of the precision.
+#: How far two numbers may differ by rounding once scales have acted, in units of the precision.
 ROUNDING = 16.0
-#: A shorter slice is taken for zero. Weight decay shrinks the weights of dead units to 1e-38, and the square of the
-#: scale that would bring those to length one, which a running variance needs, is no number of single precision.
+#: A shorter slice counts as zero. Weight decay shrinks the weights of dead units to 1e-38, and the square of the scale
+#: that brings those to length one, which a running variance needs, overflows in single precision.
 SHORTEST = 1e-18
 
 
 @dataclass(frozen=True)
 class WeightBlock:
-    """A piece of one parameter. `dims` says for every dimension of `data` which strand it belongs to, if any.
+    """A piece of one parameter. `dims`: for every dimension of `data` the wire it belongs to, if any.
 
-    `precision` is that of the parameter; `data` may be of a higher one.
+    `precision` is that of the parameter; `data` may have a higher one.
     """
 
     parameter: str
@@ -45,15 +45,15 @@ class WeightBlock:
 
     @property
     def noise(self) -> float:
-        """How far an entry may be from that of another member of the orbit, relatively; 0: they agree to the last bit.
+        """Relative difference of two members of an orbit by rounding; 0: they agree to the last bit.
 
-        In half precision rounding is as large as the differences of units, so there it is not told from them.
+        In half precision rounding is as large as the differences of units, so it is not separated from them.
         """
         return ROUNDING * self.precision if self.scaled and self.precision <= torch.finfo(torch.float32).eps else 0.0
 
-    def places(self, strand: int) -> list[int]:
-        """The dimensions that belong to a strand."""
-        return [i for i, dim in enumerate(self.dims) if isinstance(dim.tree, WireAxis) and dim.tree.wire == strand]
+    def places(self, wire: int) -> list[int]:
+        """The dimensions that belong to a wire."""
+        return [i for i, dim in enumerate(self.dims) if isinstance(dim.tree, WireAxis) and dim.tree.wire == wire]
 
     def wire_axis(self, dim: int) -> WireAxis:
         tree = self.dims[dim].tree
@@ -63,7 +63,7 @@ class WeightBlock:
 
 @dataclass(frozen=True)
 class BlockSlot:
-    """One occurrence of a strand in a block, seen from the strand.
+    """One slot of a wire in a block, seen from the wire.
 
     `front`: the dimensions of its bases, then its own; `rest`: all others, in their order.
     """
@@ -75,30 +75,30 @@ class BlockSlot:
 
     @property
     def rows(self) -> Tensor:
-        """A view of the block: one axis per base, one for the strand's index, then the rest."""
+        """A view of the block: one axis per base, one for the wire's index, then the rest."""
         return self.block.data.permute(*self.front, *self.rest)
 
     def lengths(self, rows: Tensor | None = None) -> Float[Tensor, "*copies n"]:
-        """The length of every slice, in double precision; of these rows instead of the block's own where given."""
+        """The length of every slice, in double precision; of other rows than the block's own if they are given."""
         x = self.rows if rows is None else rows
         dims = tuple(range(len(self.front), x.ndim))
         return (torch.linalg.vector_norm(x, dim=dims, dtype=torch.float64) if dims else x.abs().double()).cpu()
 
     def others(self) -> list[tuple[int, WireAxis]]:
-        """(dimension, leaf) of every other strand in the block that is not one of the strand's bases."""
-        return self._leaves(self.rest)
+        """(dimension, wire axis) of every other wire in the block that is not one of the wire's bases."""
+        return self._wire_axes(self.rest)
 
     def company(self) -> list[tuple[int, WireAxis]]:
-        """(dimension, leaf) of everything in the block that may scale or flip its entries besides the strand itself."""
-        return self._leaves((*self.front[:-1], *self.rest))
+        """(dimension, wire axis) of all other wires in the block, which may scale or flip its entries."""
+        return self._wire_axes((*self.front[:-1], *self.rest))
 
-    def _leaves(self, dims: tuple[int, ...]) -> list[tuple[int, WireAxis]]:
+    def _wire_axes(self, dims: tuple[int, ...]) -> list[tuple[int, WireAxis]]:
         return [(d, self.block.wire_axis(d)) for d in dims if isinstance(self.block.dims[d].tree, WireAxis)]
 
 
 @dataclass(frozen=True)
 class BlockedWeights:
-    """All blocks of one set of weights, and for every strand where it occurs."""
+    """All blocks of one set of weights, and for every wire its places in them (`sites`)."""
 
     wire_specs: tuple[WireSpec, ...]
     blocks: tuple[WeightBlock, ...]
@@ -106,10 +106,10 @@ class BlockedWeights:
 
 
 def weights_of(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model that its function reads, by their first names; refuses what is not a finite number."""
+    """The tensors of a model that its function reads, by their first names; refuses NaN and infinities."""
     symmetry.check_model(model)
     tied = tied_names(model)
-    read = symmetry.geometry.graph.program.read_weights  # those that nothing reads have no part in this
+    read = symmetry.geometry.graph.program.read_weights
     moving = {name for name, layout in symmetry.layouts.items() if layout.moves}
     named = [*model.named_parameters(), *model.named_buffers()]
     found = {tied[name]: t.detach() for name, t in named if tied[name] in read}
@@ -119,8 +119,8 @@ def weights_of(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_finite(name: str, tensor: Tensor, moved: bool) -> None:
-    """Weights that a normal form sorts must be numbers; constants that nothing moves (attention masks) may be −∞."""
-    # One fast pass clears nearly all: a sum is finite only where every number is. What it does not clear is looked at.
+    """Refuse NaN, and infinities in weights that move; constants that nothing moves (attention masks) may be −∞."""
+    # fast path: a finite sum has finite terms
     if not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
         return
     nan = bool(tensor.isnan().any())
@@ -180,10 +180,10 @@ def _expose(x: Tensor, dims: list[Dim]) -> Iterator[tuple[Tensor, tuple[Dim, ...
         yield x, tuple(dims)
 
 
-def block_slots(block: WeightBlock, strand: int, strands: tuple[WireSpec, ...]) -> Iterator[BlockSlot]:
-    """Where a strand occurs in a block."""
-    for place in block.places(strand):
-        front = (*base_dims(block.dims, place, strands[strand].bases), place)
+def block_slots(block: WeightBlock, wire: int, specs: tuple[WireSpec, ...]) -> Iterator[BlockSlot]:
+    """Where a wire occurs in a block."""
+    for place in block.places(wire):
+        front = (*base_dims(block.dims, place, specs[wire].bases), place)
         yield BlockSlot(
             block, block.wire_axis(place), front, tuple(d for d in range(len(block.dims)) if d not in front)
         )

@@ -1,8 +1,8 @@
-"""Certificates: random elements act, the function is measured in float64, and what fails is found and frozen.
+"""Certificates: random elements act, the function is measured in float64, and ops that fail are frozen.
 
 Two independent measurements. The model itself is run before and after a random move and its outputs are compared. The
-captured program is run in step on both, and every hidden tensor is compared with what the layouts predict; that gives
-an error per wire and, when something is wrong, the op at which it went wrong.
+captured program is run on both, call by call, and every hidden tensor is compared with what its layout predicts; that
+gives an error per wire and the op at which a symmetry fails.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.utils._pytree import tree_leaves
 
 from intertwine.errors import InputError
 from intertwine.graph.model import copy_module, empty_caches
-from intertwine.graph.program import Call, Program, Ref
+from intertwine.graph.program import Ref
 from intertwine.graph.runner import ProgramRunner, float64_forward, generic_copy, max_abs, to_float64
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.geometry import act
 from intertwine.symmetry.symmetry import TOLERANCE, Certificate, FailedOp, Symmetry
 
-MAX_MAGNITUDE = 1e6  # larger numbers are masks, and say nothing of the rounding of what follows
-MAX_FAILED_OPS = 50  # after so many failing ops the symmetry is given up rather than mended
+MAX_MAGNITUDE = 1e6  # larger numbers are masks, which do not add to the rounding of later results
+MAX_FAILED_OPS = 50  # after so many failing ops the certificate fails
 
 
 def certify(
@@ -39,13 +39,13 @@ def certify(
 ) -> Certificate:
     """See `Symmetry.certify`."""
     if trials < 1:
-        raise InputError(f"A certificate over {trials} random elements was asked for; without one it shows nothing.")
+        raise InputError(f"trials must be at least 1, but is {trials}.")
     _check_finite(model)
     generic = generic_copy(model, seed)
     inputs = to_float64((args, dict(kwargs)))
     broken: list[FailedOp] = []
     local: dict[str, float] = {}
-    reference = _reference(copy_module(generic), inputs)  # a copy of its own, which the forward may write to
+    reference = _reference(copy_module(generic), inputs)  # a copy, which the forward may write to
     error = float("inf") if per_wire else _measure(symmetry, generic, inputs, reference, trials, seed)
     while error > tolerance and len(broken) < MAX_FAILED_OPS:
         local, culprit = _walk(symmetry, generic, inputs, symmetry.random(seed), tolerance * 1e3)
@@ -62,8 +62,8 @@ def _check_finite(model: nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and "mask" not in name and bool(tensor.isnan().any()):
             raise InputError(
-                f"{name!r} holds NaN, so the model's function cannot be compared with itself. Repair or retrain "
-                f"the checkpoint first."
+                f"{name!r} holds NaN, so the model's function cannot be compared with itself. Repair or retrain the "
+                "checkpoint first."
             )
 
 
@@ -100,14 +100,11 @@ def _reference(model: nn.Module, inputs: Any) -> list[Tensor]:
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"On the example inputs, in float64, the model's forward raised {type(error).__name__}: {first} "
-            "Pass inputs of the shapes and types the symmetry was found with; floating-point inputs are "
-            "converted to float64."
+            f"On the example inputs, in float64, the model's forward raised {type(error).__name__}: {first} Pass "
+            "inputs of the shapes and types the symmetry was found with; real inputs are converted to float64."
         ) from error
     if any(bool(v.isnan().any()) for v in outputs):
-        raise InputError(
-            "The model returns NaN on the example inputs, so nothing can be compared. Pass other example inputs."
-        )
+        raise InputError("The model returns NaN on the example inputs, so they prove nothing. Pass other inputs.")
     return outputs
 
 
@@ -123,7 +120,7 @@ def _measure(
 
 
 def _is_vacuous(model: nn.Module, inputs: Any, reference: list[Tensor], seed: int) -> bool:
-    """Whether disturbing every weight of the (working copy of the) model leaves the outputs as they are."""
+    """Whether the outputs stay the same when every weight of the model (a working copy) is changed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -133,17 +130,10 @@ def _is_vacuous(model: nn.Module, inputs: Any, reference: list[Tensor], seed: in
     return all(relative_error(a, b) < TOLERANCE for a, b in zip(reference, _run(model, inputs), strict=True))
 
 
-def _maker(program: Program, call: Call) -> Call:
-    """The op behind a call that only takes one of its results."""
-    while call.target is operator.getitem:
-        call = next(c for c in program.calls if c.name == call.args[0].name)
-    return call
-
-
 def _walk(
     symmetry: Symmetry, model: nn.Module, inputs: Any, g: Element, tolerance: float
 ) -> tuple[dict[str, float], tuple[str, FailedOp] | None]:
-    """Run the program on a model and on its moved twin; compare every tensor with the prediction, op by op."""
+    """Run the program on a model and on its moved copy; compare every tensor with the prediction, op by op."""
     geometry = symmetry.geometry
     program = geometry.graph.program
     names = [s.name for s in geometry.wire_specs]
@@ -159,23 +149,23 @@ def _walk(
             reaches[call.name] = max(reach, min(max(around, max_abs(a)), MAX_MAGNITUDE))
             value = geometry.graph.values.get(call.name)
             first = call.args[0] if call.args else None
-            if "empty" in call.op or (
-                isinstance(first, Ref) and first.name in raw and call.aliases and not call.inplace
-            ):
+            view_of_raw = isinstance(first, Ref) and first.name in raw and call.aliases and not call.inplace
+            if "empty" in call.op or view_of_raw:
                 raw.add(call.name)
                 continue
-            if not isinstance(a, Tensor) or value is None or not geometry.predicts(value):
+            if not isinstance(a, Tensor) or not a.is_floating_point():
                 continue
-            if not a.is_floating_point() or tuple(a.shape) != value.shape:
+            if value is None or not geometry.predicts(value) or tuple(a.shape) != value.shape:
                 continue
             layout = geometry.layout(value)
-            # what cancels to rounding noise is judged by the size of what went into it, and noise stays noise later on
+            # what cancels to rounding noise is judged by the size of its inputs, and so is all that follows
             error = relative_error(act(layout, a, g), b, least=max(1e-4 * around, 1e-6 * reaches[call.name]))
-            for strand in layout.wires:
-                if names[strand] in errors:
-                    errors[names[strand]] = max(errors[names[strand]], error)
+            for wire in layout.wires:
+                if names[wire] in errors:
+                    errors[names[wire]] = max(errors[names[wire]], error)
             if error > tolerance:
+                while call.target is operator.getitem:  # the op whose result this call takes
+                    call = next(c for c in program.calls if c.name == call.args[0].name)
                 wires = tuple(names[s] for s in sorted(layout.wires))
-                maker = _maker(program, call)
-                return errors, (maker.name, FailedOp(maker.op, maker.place, wires, error))
+                return errors, (call.name, FailedOp(call.op, call.place, wires, error))
     return errors, None

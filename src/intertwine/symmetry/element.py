@@ -20,30 +20,29 @@ from intertwine.errors import InputError, MismatchError
 from intertwine.files import write_tensors
 from intertwine.symmetry.geometry import Dim, WireAxis, base_dims, spread
 
-# ----------------------------------------------------------------------------------------------------
-# What the parts of an element must be. One that comes out of a file is asked before it acts: a damaged permutation
-# or a negative scale would give another function without a word.
-
-
 #: How far a matrix may be from orthogonal.
 ORTHOGONALITY_TOLERANCE = 1e-6
 
 
 def invalid_reason(found: Mapping[str, Tensor], neutral: Mapping[str, Tensor], matrix: str | None = None) -> str | None:
-    """Why tensors are not a move of a wire, beside the move that does nothing; None where they are one.
+    """Why tensors read from a file are not a move of a wire; None if they are one.
 
     Args:
-        found, neutral: permutation, scale, sign, matrix → tensor. matrix: the group of the matrices, "GL", "O" or "O1".
+        found: permutation, scale, sign, matrix → tensor. neutral: the same of the move that does nothing.
+        matrix: the group of the matrices, "GL", "O" or "O1".
 
-    >>> neutral = {"permutation": torch.arange(3)}
-    >>> invalid_reason({"permutation": torch.tensor([2, 0, 1])}, neutral), invalid_reason({"permutation": torch.zeros(3).long()}, neutral)
-    (None, 'its permutation names some unit twice')
+    >>> invalid_reason({"permutation": torch.zeros(3).long()}, {"permutation": torch.arange(3)})
+    'its permutation names some unit twice'
     """
+
+    def form(tensor: Tensor) -> str:
+        return f"{str(tensor.dtype).removeprefix('torch.')}{tuple(tensor.shape)}"
+
     if found.keys() != neutral.keys():
         return f"it has {', '.join(sorted(found)) or 'no parts'} instead of {', '.join(sorted(neutral))}"
     for name, part in found.items():
         if (part.shape, part.dtype) != (neutral[name].shape, neutral[name].dtype):
-            return f"its {name} is {_form(part)} instead of {_form(neutral[name])}"
+            return f"its {name} is {form(part)} instead of {form(neutral[name])}"
         if wrong := _wrong(name, part, neutral[name], matrix):
             return f"its {name} {wrong}"
     return None
@@ -65,19 +64,11 @@ def _wrong(name: str, part: Tensor, neutral: Tensor, matrix: str | None) -> str 
     return None if straight and keeps_ones else "is not orthogonal" if not straight else "moves the all-ones direction"
 
 
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{tuple(tensor.shape)}"
-
-
-# ----------------------------------------------------------------------------------------------------
-# Elements of a network's symmetry group: compose, invert, save, load, and act on tensors.
-
-
 @dataclass(frozen=True)
 class WireSpec:
-    """What an element needs to know of a wire: its size, its fibres and which group acts.
+    """The form of a wire for elements: its size and which group acts.
 
-    `bases` are positions of other strands; an element of this strand has one copy for every index of all of them.
+    `bases` are positions of other wires, on which this one depends: it has one copy for every index of all of them.
     """
 
     name: str
@@ -91,7 +82,7 @@ class WireSpec:
 
 @dataclass(frozen=True)
 class Move:
-    """The part of an element that acts on one strand; `copies` stands for one axis per base."""
+    """The part of an element that acts on one wire. `copies` in a shape: one axis per base."""
 
     permutation: Int[Tensor, "*copies n"] | None = None
     scale: Float[Tensor, "scales *copies n"] | None = None
@@ -130,9 +121,8 @@ class Element:
         return replace(self, moves={i: self._compose(i, other, undo) for i in self.moves})
 
     def _compose(self, i: int, first: Element, undo: Element) -> Move:
-        """self after `first` on strand i; what self says is first read in the coordinates before `first`."""
-        a, b = self.moves[i], first.moves[i]
-        bases = self.wire_specs[i].bases
+        """self after `first` on wire i; self's move is first read in the coordinates before `first`."""
+        a, b, bases = self.moves[i], first.moves[i], self.wire_specs[i].bases
         permutation = scale = sign = matrix = None
         if a.permutation is not None and b.permutation is not None:
             permutation = torch.take_along_dim(b.permutation, undo.carry(a.permutation, bases), -1)
@@ -158,35 +148,33 @@ class Element:
             moves[i] = Move(**{name: inverted[name](t) for name, t in move.items()})
         return replace(self, moves=moves)
 
-    def carry(self, x: Tensor, strands: Sequence[int], lead: int = 0) -> Tensor:
-        """Move an array with one axis per strand (after `lead` others) by the permutations of this element alone."""
-        for k in sorted(range(len(strands)), key=lambda k: -self.depth(strands[k])):
-            move = self.moves.get(strands[k])
-            if move is None or move.permutation is None:
-                continue
-            bases = [lead + strands.index(b) for b in self.wire_specs[strands[k]].bases]
-            index = spread(move.permutation, [*bases, lead + k], x.ndim)
-            x = torch.take_along_dim(x, index, lead + k)
+    def carry(self, x: Tensor, wires: Sequence[int], lead: int = 0) -> Tensor:
+        """Move an array with one axis per wire (after `lead` others) by the permutations of this element alone."""
+        for k, wire in sorted(enumerate(wires), key=lambda pair: -self.depth(pair[1])):
+            move = self.moves.get(wire)
+            if move is not None and move.permutation is not None:
+                bases = [lead + wires.index(b) for b in self.wire_specs[wire].bases]
+                x = torch.take_along_dim(x, spread(move.permutation, [*bases, lead + k], x.ndim), lead + k)
         return x
 
     def depth(self, wire: int) -> int:
-        """How many fibres lie below a strand; fibres act before their bases."""
+        """On how many wires a wire depends; it acts before these."""
         return len(self.wire_specs[wire].bases)
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
     def act_on_axis(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int = 1) -> Tensor:
-        """Act on one exposed dimension of a tensor (see `layout.act`)."""
-        leaf = dims[dim].tree
-        assert isinstance(leaf, WireAxis)
-        move = self.moves.get(leaf.wire)
+        """Act on one exposed dimension of a tensor (see `geometry.act`)."""
+        wire_axis = dims[dim].tree
+        assert isinstance(wire_axis, WireAxis)
+        move = self.moves.get(wire_axis.wire)
         if move is None:
             return x
-        bases = self.wire_specs[leaf.wire].bases
+        bases = self.wire_specs[wire_axis.wire].bases
         places = [*base_dims(dims, dim, bases), dim]
         if move.matrix is not None:
-            return self._multiply(x, move.matrix, places, leaf, degree)
-        factor = self._factor(move, leaf, degree)
+            return self._multiply(x, move.matrix, places, wire_axis, degree)
+        factor = self._factor(move, wire_axis, degree)
         if factor is not None:
             x = x * spread(factor, places, x.ndim).to(x.device, x.dtype)
         if move.permutation is None:
@@ -196,26 +184,26 @@ class Element:
         return torch.take_along_dim(x, spread(move.permutation, places, x.ndim).to(x.device), dim)
 
     @staticmethod
-    def _factor(move: Move, leaf: WireAxis, degree: int) -> Tensor | None:
+    def _factor(move: Move, wire_axis: WireAxis, degree: int) -> Tensor | None:
         """The number each index is multiplied by: Π scale^power · Π sign^flip."""
         factor: Tensor | None = None
-        for k, power in enumerate(leaf.powers):
+        for k, power in enumerate(wire_axis.powers):
             if power and move.scale is not None:
                 part = move.scale[k] ** float(power * degree)
                 factor = part if factor is None else factor * part
-        for k, flip in enumerate(leaf.flips):
+        for k, flip in enumerate(wire_axis.flips):
             if flip and degree % 2 and move.sign is not None:
                 factor = move.sign[k] if factor is None else factor * move.sign[k]
         return factor
 
     @staticmethod
-    def _multiply(x: Tensor, matrix: Tensor, places: list[int], leaf: WireAxis, degree: int) -> Tensor:
+    def _multiply(x: Tensor, matrix: Tensor, places: list[int], wire_axis: WireAxis, degree: int) -> Tensor:
         if degree not in (1, -1):
             raise InputError(
                 "A squared gradient cannot be moved by a general matrix. Move optimizer states with "
                 "permutations, scales and signs only."
             )
-        power = leaf.powers[0] * degree
+        power = wire_axis.powers[0] * degree
         matrix = matrix if power == 1 else torch.linalg.inv(matrix).mT
         *bases, dim = places
         moved = x.movedim(dim, -1).unsqueeze(-2)
@@ -226,9 +214,9 @@ class Element:
     # -- reading, comparing, storing -------------------------------------------------------------------------------
 
     def __getitem__(self, wire: str) -> Move:
-        for i, strand in enumerate(self.wire_specs):
-            if strand.name == wire and i in self.moves:
-                return self.moves[i]
+        for i, move in self.moves.items():
+            if self.wire_specs[i].name == wire:
+                return move
         raise InputError(f"There is no wire {wire!r} in this element. Its wires: {', '.join(self.wires[:20])} …")
 
     @cached_property
@@ -246,7 +234,7 @@ class Element:
         return replace(self, moves=kept)
 
     def without_identities(self) -> Element:
-        """The same, of those moves alone that do something: the others then cost nothing where it acts.
+        """The same element without the moves that do nothing, so that these cost nothing.
 
         Example:
             >>> import torch, intertwine
@@ -265,7 +253,7 @@ class Element:
         return max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
 
     def save(self, path: str | Path) -> None:
-        """Write the element to a safetensors file, which is whole or not there."""
+        """Write the element to a safetensors file, atomically."""
         tensors = {f"{i}.{name}": t.contiguous() for i, move in self.moves.items() for name, t in move.items()}
         about = {"signature": self.signature, "strands": [asdict(s) for s in self.wire_specs]}
         about["sha256"] = _digest(about, tensors)
@@ -277,7 +265,7 @@ class Element:
         """Read an element written by `save`.
 
         Raises:
-            InputError: no such file, a damaged one, or one that holds no element of the group that it names.
+            InputError: the file is missing or damaged, or holds no element of the group that it names.
         """
         try:
             with safe_open(path, framework="pt") as file:
@@ -285,24 +273,24 @@ class Element:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no dict)
             if "strands" not in about:
                 raise InputError(f"{path} holds tensors but no symmetry element. Pass a file written by Element.save.")
-            strands = tuple(WireSpec(**(s | {"bases": tuple(s["bases"])})) for s in about["strands"])
-            moves = _moves(strands, tensors)
+            specs = tuple(WireSpec(**(s | {"bases": tuple(s["bases"])})) for s in about["strands"])
+            moves = _moves(specs, tensors)
             if about.pop("sha256", None) != _digest(about, tensors):
-                raise ValueError("it is not as it was saved")
-            return cls(strands, moves, about["signature"])
+                raise ValueError("its checksum is wrong")
+            return cls(specs, moves, about["signature"])
         except InputError:
             raise
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise InputError(
-                f"The element {path} could not be read ({type(error).__name__}: {error}). Pass a whole file that "
-                "Element.save wrote; copy it again from where it comes from if it was damaged."
+                f"The element {path} could not be read ({type(error).__name__}: {error}). Pass a complete file written "
+                "by Element.save; copy it again if it was damaged."
             ) from error
 
     def _check_same(self, other: Element) -> None:
         if self.signature != other.signature:
             raise MismatchError(
-                "Two elements of different symmetries were combined. Take both from the symmetry of one "
-                "architecture (sym.random, sym.identity, align)."
+                "These are elements of two different symmetries. Take both from the symmetry of one architecture "
+                "(sym.random, sym.identity, align)."
             )
 
     def __repr__(self) -> str:
@@ -311,22 +299,22 @@ class Element:
 
 
 def _digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Of what a file says: a scale with a wrong digit is still a scale, but not the one that was meant."""
+    """Checksum of an element: a scale with a wrong digit is still a valid scale."""
     seen = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name in sorted(tensors):
         seen.update(name.encode() + tensors[name].cpu().contiguous().numpy().tobytes())
     return seen.hexdigest()
 
 
-def _moves(strands: Sequence[WireSpec], tensors: Mapping[str, Tensor]) -> dict[int, Move]:
-    """The moves of a file, by strand; refused where they are none of their group."""
+def _moves(specs: Sequence[WireSpec], tensors: Mapping[str, Tensor]) -> dict[int, Move]:
+    """The moves in a file, by wire; raises `ValueError` for one that is not of its group."""
     parts: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         i, name = key.split(".")
         parts.setdefault(int(i), {})[name] = tensor
     for i, found in parts.items():
-        if wrong := invalid_reason(found, dict(identity_move(strands, i).items()), strands[i].matrix):
-            raise ValueError(f"wire {strands[i].name!r}: {wrong}")
+        if wrong := invalid_reason(found, dict(identity_move(specs, i).items()), specs[i].matrix):
+            raise ValueError(f"wire {specs[i].name!r}: {wrong}")
     return {i: Move(**parts[i]) for i in sorted(parts)}
 
 
@@ -334,14 +322,14 @@ def _is_identity(move: Move, identity: Move) -> bool:
     return all(torch.equal(a, b) for (_, a), (_, b) in zip(move.items(), identity.items(), strict=True))
 
 
-def copies(strands: Sequence[WireSpec], i: int) -> tuple[int, ...]:
-    """One size per base of a strand."""
-    return tuple(strands[b].size for b in strands[i].bases)
+def copies(specs: Sequence[WireSpec], i: int) -> tuple[int, ...]:
+    """One size per base of a wire."""
+    return tuple(specs[b].size for b in specs[i].bases)
 
 
-def identity_move(strands: Sequence[WireSpec], i: int) -> Move:
+def identity_move(specs: Sequence[WireSpec], i: int) -> Move:
     """The move that does nothing."""
-    s, many = strands[i], copies(strands, i)
+    s, many = specs[i], copies(specs, i)
     return Move(
         permutation=torch.arange(s.size).expand(*many, s.size).contiguous() if s.permutes else None,
         scale=torch.ones(s.scales, *many, s.size, dtype=torch.float64) if s.scales else None,
@@ -350,19 +338,18 @@ def identity_move(strands: Sequence[WireSpec], i: int) -> Move:
     )
 
 
-def random_move(strands: Sequence[WireSpec], i: int, generator: torch.Generator, spread_of_scales: float) -> Move:
+def random_move(specs: Sequence[WireSpec], i: int, generator: torch.Generator, spread_of_scales: float) -> Move:
     """A random move: uniform permutations and signs, log-normal scales, Haar orthogonal or mild general matrices."""
-    s, many = strands[i], copies(strands, i)
+    s, many = specs[i], copies(specs, i)
     noise = torch.rand(*many, s.size, generator=generator)
     scale = torch.randn(s.scales, *many, s.size, generator=generator, dtype=torch.float64)
     sign = torch.randint(0, 2, (s.signs, *many, s.size), generator=generator)
+    matrix = _random_matrix(s.matrix, s.size, prod(many), generator, spread_of_scales) if s.matrix else None
     return Move(
         permutation=noise.argsort(-1) if s.permutes else None,
         scale=(spread_of_scales * scale).exp() if s.scales else None,
         sign=(2 * sign - 1).to(torch.float64) if s.signs else None,
-        matrix=_random_matrix(s.matrix, s.size, prod(many), generator, spread_of_scales).reshape(*many, s.size, s.size)
-        if s.matrix
-        else None,
+        matrix=None if matrix is None else matrix.reshape(*many, s.size, s.size),
     )
 
 

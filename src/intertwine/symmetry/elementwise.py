@@ -1,7 +1,7 @@
-"""A user's function made safe to sample: in float64, on copies, and refused with a reason where it is no activation.
+"""A user's function made safe to sample: in float64, on copies, and refused with a reason if it is not an activation.
 
-An activation here is a function of one tensor that gives each entry of its result from the same entry of its input,
-by one rule for all entries, and the same answer every time. What is not like that has no intertwiner group of its own.
+An activation is a function of one tensor that computes each entry of its result from the same entry of its input, by
+one rule for all entries, and gives the same answer every time. Only such functions have a scalar intertwiner group.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from intertwine.errors import InputError
 
 @dataclass(frozen=True)
 class Elementwise:
-    """A function that has been seen to act on each entry alone. Call it on a float64 vector, get float64 values.
+    """A function that acts on each entry alone: takes a float64 vector, returns float64 values.
 
-    `limits`: the number format the function answers in; what it cannot hold (overflow, underflow) is no evidence.
+    `limits`: the number format the function answers in; what overflows or underflows in it is no evidence.
     """
 
     name: str
@@ -32,16 +32,21 @@ class Elementwise:
     _first: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _values(self._function, self.name, x)
+        return _as_float64(_call(self._function, self.name, x))
 
     def check_steady(self) -> None:
-        """Refuse the function if it no longer answers as it did at first. Ask after all other calls."""
-        if not _same(self(self._company), self._first):
-            raise _unsteady(self.name)
+        """Refuse the function if it no longer answers as at first. To be called after all other calls."""
+        a, b = self(self._company), self._first
+        if not bool(((a == b) | (a.isnan() & b.isnan())).all()):
+            raise InputError(
+                f"{self.name} gave two different answers to the same input: it is random or keeps state between calls "
+                "(dropout and RReLU in training mode do). Call .eval() on a module first, or pass a function of its "
+                "input alone."
+            )
 
 
 def elementwise(fn: Callable[..., Any]) -> Elementwise:
-    """The function, once it is known to act on each entry alone.
+    """The function, checked to act on each entry alone.
 
     Args:
         fn: a function or module. A module is copied, moved to the CPU and to float64; yours is not touched.
@@ -59,7 +64,7 @@ def elementwise(fn: Callable[..., Any]) -> Elementwise:
     name = getattr(fn, "__name__", type(fn).__name__).replace("<lambda>", "fn")
     _refuse_by_type(fn, name)
     function = copy.deepcopy(fn).cpu().double() if isinstance(fn, nn.Module) else fn
-    with torch.random.fork_rng(devices=[]):  # a dropout that is about to be refused must not use up random numbers
+    with torch.random.fork_rng(devices=[]):  # a dropout that is refused must not change the random state
         return _examined(function, name)
 
 
@@ -74,17 +79,17 @@ def _examined(function: Callable[..., Any], name: str) -> Elementwise:
     if not _near(found(own.flip(0)).flip(0), found._first[: len(own)], limits):
         found.check_steady()
         raise InputError(
-            f"{name} was given as an activation, and its value at one entry changes with the entries beside it: it is "
-            f"not elementwise (a softmax, a norm, a gate and a shift are not). Only elementwise functions have a "
-            f"scalar group; pass the whole network to intertwine.symmetry, which has rules for the others."
+            f"{name} is not elementwise: its value at one entry changes with the entries beside it (like a softmax, a "
+            "norm, a gate or a shift). Only elementwise functions have a scalar group; pass the whole network to "
+            "intertwine.symmetry, which has rules for the others."
         )
     return found
 
 
 def _format(y: Tensor) -> torch.dtype:
-    """The number format a function computes in: that of its answer, or float32 where it only says float64 again."""
+    """The number format a function computes in: that of its answer, or float32 if a float64 answer fits into that."""
     if not (y.is_floating_point() or y.is_complex()):
-        return torch.float64  # yes and no, whole numbers: exact
+        return torch.float64  # booleans and integers are exact
     if y.dtype != torch.float64:
         return y.dtype
     known = y[torch.isfinite(y)]
@@ -97,21 +102,16 @@ def _refuse_by_type(fn: Callable[..., Any], name: str) -> None:
     """Modules that are known to be something else, before torch complains about the shape of the samples."""
     if isinstance(fn, nn.PReLU) and fn.num_parameters > 1:
         raise InputError(
-            f"A PReLU with {fn.num_parameters} slopes was given as an activation: that is {fn.num_parameters} "
-            f"activations, one per channel. Ask for each channel: [intertwine.activation_group("
-            f"torch.nn.LeakyReLU(s)) for s in prelu.weight.tolist()]."
+            f"A PReLU with {fn.num_parameters} slopes is {fn.num_parameters} activations, one per channel. Pass each: "
+            "[intertwine.activation_group(torch.nn.LeakyReLU(s)) for s in prelu.weight.tolist()]."
         )
     recurrent = isinstance(fn, (nn.RNNBase, nn.RNNCellBase))
     if recurrent or (isinstance(fn, nn.Module) and any("running_" in key for key, _ in fn.named_buffers())):
         what = "a state from step to step" if recurrent else "running statistics of its inputs"
         raise InputError(
-            f"{name} was given as an activation, and it keeps {what}, so it is no fixed elementwise function. "
-            f"Pass the activation alone, or the whole network to intertwine.symmetry."
+            f"{name} keeps {what}, so it is not a fixed elementwise function. Pass the activation alone, or the whole "
+            "network to intertwine.symmetry."
         )
-
-
-def _values(function: Callable[..., Any], name: str, x: Tensor) -> Tensor:
-    return _as_float64(_call(function, name, x))
 
 
 def _as_float64(y: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def _as_float64(y: Tensor) -> Tensor:
 
 
 def _call(function: Callable[..., Any], name: str, x: Tensor) -> Tensor:
-    """One call in float64 on a copy of the samples, with everything that can be wrong about it named."""
+    """One call in float64 on a copy of the samples; every failure is named."""
     try:
         with torch.no_grad():
             y = function(x.clone())  # an activation may write in place
@@ -163,19 +163,8 @@ def _required_inputs(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in known.values() if p.default is p.empty and p.kind in positional]
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
 def _near(a: Tensor, b: Tensor, limits: torch.finfo) -> bool:
-    """Equal but for the rounding of a vectorised loop; entries that hang together differ by far more."""
+    """Equal up to the rounding of a vectorised loop; a function that mixes entries differs by far more."""
     tolerance = max(1e-6, 64 * limits.eps)
     close = (a - b).abs() <= tolerance * (a.abs() + b.abs()) + limits.tiny
     return bool((close | (a == b) | (a.isnan() & b.isnan())).all())
-
-
-def _unsteady(name: str) -> InputError:
-    return InputError(
-        f"{name} gave two different answers to the same input: it is random or keeps state between calls (dropout and "
-        f"RReLU in training mode do). Call .eval() on a module first, or pass a function of its input alone."
-    )

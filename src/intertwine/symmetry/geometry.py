@@ -1,6 +1,4 @@
-"""Where every wire stands in every tensor: axis variables in the tensors of a graph, tensor layouts and the action on
-them, tied tensors.
-"""
+"""Where every wire stands in every tensor: slots of axis variables, layouts of tensors and the action on them."""
 
 from __future__ import annotations
 
@@ -18,22 +16,18 @@ from intertwine.errors import MismatchError
 from intertwine.graph.axes import Axis, AxisVariable, Product, Sum, factors_of, resolve
 from intertwine.graph.constraints import Value, Window
 
-# ----------------------------------------------------------------------------------------------------
-# Where atoms stand: the geometry of every occurrence of an atom in the axes of a tensor.
-
-
 Repeat = tuple[int, int]  # how often, and how far apart
-Key = tuple[AxisVariable, int, int, tuple[Repeat, ...]]  # atom, offset, stride, repetitions
+Key = tuple[AxisVariable, int, int, tuple[Repeat, ...]]  # variable, offset, stride, repetitions
 
 
 @dataclass(frozen=True)
 class VariableSlot:
-    """An atom in one axis of a tensor: it starts at `offset` and steps by `stride` along that axis.
+    """An axis variable in one axis of a tensor: it starts at `offset` and steps by `stride` along that axis.
 
-    `beside` lists the atoms that stand at every one of its positions in the same axis (its siblings in products).
+    `beside` lists the variables that stand at every one of its positions in the same axis (its siblings in products).
     """
 
-    atom: AxisVariable
+    variable: AxisVariable
     axis: int
     offset: int
     stride: int
@@ -43,29 +37,30 @@ class VariableSlot:
 
     def meets(self, window: Window) -> bool:
         """Whether it may stand inside a window of its axis."""
-        return (
-            self.axis == window.axis and self.region[0] < window.start + window.size and window.start < self.region[1]
-        )
+        start, stop = self.region
+        return self.axis == window.axis and start < window.start + window.size and window.start < stop
 
     def key(self, window: Window) -> Key:
-        """The place it has inside a window; two tensors that read a window alike have the same keys in it."""
+        """Its place inside a window; two tensors that read a window alike have the same keys in it."""
         inside = [(min(count, window.size // stride), stride) for count, stride in self.repeats]
         repeats = _merged([(count, stride) for count, stride in inside if count > 1])
-        period = self.atom.size * self.stride
+        period = self.variable.size * self.stride
         if self.offset < window.start and window.start % period == 0:
-            return self.atom, self.offset % period, self.stride, repeats  # it repeats along the axis, in step with it
-        return self.atom, self.offset - window.start, self.stride, repeats
+            offset = self.offset % period  # it repeats along the axis, in step with it
+        else:
+            offset = self.offset - window.start
+        return self.variable, offset, self.stride, repeats
 
     def flat_key(self, shape: tuple[int, ...]) -> Key:
         """The same among all entries of a tensor, in order: what a reshape keeps."""
         step = prod(shape[self.axis + 1 :])
         others = [(n, prod(shape[i + 1 :])) for i, n in enumerate(shape) if i != self.axis and n > 1]
         own = [(count, stride * step) for count, stride in self.repeats]
-        return self.atom, self.offset * step, self.stride * step, _merged([*own, *others])
+        return self.variable, self.offset * step, self.stride * step, _merged([*own, *others])
 
 
 def _merged(repeats: list[Repeat]) -> tuple[Repeat, ...]:
-    """Repetitions, widest first, with those that continue each other made one."""
+    """Repetitions, widest first; those that continue each other are one."""
     merged: list[Repeat] = []
     for count, stride in sorted(repeats, key=lambda r: -r[1]):
         if merged and merged[-1][1] == count * stride:
@@ -76,7 +71,7 @@ def _merged(repeats: list[Repeat]) -> tuple[Repeat, ...]:
 
 
 def variable_slots(value: Value) -> list[list[VariableSlot]]:
-    """The occurrences in each axis of a tensor."""
+    """The slots in each axis of a tensor."""
     return [list(_walk(resolve(a), i, 0, 1, (0, a.size), (), ())) for i, a in enumerate(value.axes)]
 
 
@@ -102,21 +97,16 @@ def _walk(
 
 
 def constant_variables(axis: Axis) -> tuple[AxisVariable, ...]:
-    """The atoms that stand at every position of an axis (not inside one term of a sum)."""
+    """The variables that stand at every position of an axis (not inside one term of a sum)."""
     return tuple(f for f in factors_of(resolve(axis)) if isinstance(f, AxisVariable))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Layouts: what each axis of one tensor is made of, compiled so that a group element can act on the tensor.
-#
-# A layout is the axis algebra with everything solved: leaves name the strand they belong to (a strand is an atom that
-# survived) and carry the exponents of its scales and signs. Acting exposes every leaf as a dimension of its own and does
-# one gather, one scaling or one small matrix product per leaf.
+# -- Layouts: the axis algebra with everything solved, on which a group element can act --------------------------------
 
 
 @dataclass(frozen=True)
 class WireAxis:
-    """An occurrence of a strand."""
+    """An axis, or a part of one, on which a wire acts."""
 
     wire: int
     size: int
@@ -193,7 +183,7 @@ class Layout:
 
 
 def wire_axes(tree: LayoutAxis) -> Iterator[WireAxis]:
-    """The occurrences of strands in one axis."""
+    """Every part of an axis on which a wire acts."""
     if isinstance(tree, WireAxis):
         yield tree
     elif isinstance(tree, (ProductAxis, SumAxis)):
@@ -211,7 +201,7 @@ class Dim:
 
 @runtime_checkable
 class Actor(Protocol):
-    """What acts on exposed tensors: an element of the group."""
+    """What acts on tensors: an element of the group, or a relaxation of one."""
 
     def act_on_axis(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int) -> Tensor: ...
 
@@ -246,14 +236,14 @@ def _act(x: Tensor, dims: list[Dim], actor: Actor, degree: int) -> Tensor:
             parts = [[*dims[:i], Dim(p, dim.axis), *dims[i + 1 :]] for p in dim.tree.parts]
             return torch.cat([_act(b, d, actor, degree) for b, d in zip(blocks, parts, strict=True)], i)
     exposed = [i for i, dim in enumerate(dims) if isinstance(dim.tree, WireAxis)]
-    # a fibre is read in the coordinates its base still has, so fibres go before their bases
+    # a dependent axis is read in the coordinates its base still has, so it goes before its bases
     for i in sorted(exposed, key=lambda i: -actor.depth(dims[i].tree.wire)):  # type: ignore[union-attr]
         x = actor.act_on_axis(x, i, dims, degree)
     return x
 
 
 def base_dims(dims: Sequence[Dim], dim: int, bases: Sequence[int]) -> list[int]:
-    """Where the bases of a leaf stand among the exposed dimensions: in its own axis first, else wherever they are."""
+    """Where the bases of a wire stand among the exposed dimensions: in the axis of `dim` first, else anywhere."""
     found = []
     for base in bases:
         places = [i for i, d in enumerate(dims) if isinstance(d.tree, WireAxis) and d.tree.wire == base]
@@ -271,15 +261,14 @@ def spread(array: Tensor, places: Sequence[int], ndim: int) -> Tensor:
     return array.permute(*order).reshape(shape)
 
 
-# ----------------------------------------------------------------------------------------------------
-# One tensor under several names: a symmetry must move it in one way, whichever name it is asked by.
+# -- One tensor under several names ------------------------------------------------------------------------------------
 
 
 def check_ties(held: Iterable[tuple[Hashable, str]], layout_of: Callable[[str], Layout | None], whose: str) -> None:
     """Raise `MismatchError` for a tensor whose names are moved differently.
 
     Args:
-        held: (which tensor, one of its names). layout_of: name → how a symmetry moves it. whose: what holds them.
+        held: (which tensor, one of its names). layout_of: name → its layout. whose: the owner, for the message.
     """
     first: dict[Hashable, str] = {}
     for tensor, name in held:
@@ -306,4 +295,4 @@ def names_in_state(state: Mapping[str, Tensor]) -> Iterator[tuple[Hashable, str]
 
 def _alike(a: Layout | None, b: Layout | None) -> bool:
     """Whether two layouts move a tensor in one way; None moves nothing."""
-    return a == b or not any(True for layout in (a, b) if layout is not None for _ in layout.wire_axes())
+    return a == b or not any(layout is not None and layout.moves for layout in (a, b))

@@ -1,5 +1,6 @@
-"""Intertwiners of an activation on n units: test a matrix, its image phi, random and nearest group members, and the
-defect from homogeneity.
+"""The intertwiner group of an activation on n units: the matrices A with σ(A·x) = B·σ(x) for all x, and B = φ(A).
+
+Membership is decided by sampling, without the theorem that reduces it to scalars, so that the theorem can be checked.
 """
 
 from __future__ import annotations
@@ -19,12 +20,6 @@ from intertwine.errors import InputError
 from intertwine.symmetry.activation import ActivationGroup, activation_group
 from intertwine.symmetry.elementwise import Elementwise, elementwise
 
-# ----------------------------------------------------------------------------------------------------
-# The intertwiner group of an activation on n units: the matrices A with σ(A·x) = B·σ(x) for all x, and B = φ(A).
-#
-# Membership is decided by sampling, without the theorem that reduces it to scalars, so that the theorem can be checked.
-
-
 #: Largest relative residual of a member. Members stay below 1e-12, the next best matrix is far above.
 TOLERANCE = 1e-9
 _MAGNITUDES = (0.01, 0.1, 1.0, 10.0, 100.0)
@@ -32,7 +27,7 @@ _MAGNITUDES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
 @dataclass(frozen=True)
 class Intertwining:
-    """Whether σ∘A = B∘σ. `output` is the best B, `residual` its largest relative error over the units and samples."""
+    """Whether σ∘A = B∘σ. `output`: the best B; `residual`: its largest relative error over units and samples."""
 
     ok: bool
     output: Float[Tensor, "n n"]
@@ -40,11 +35,11 @@ class Intertwining:
 
     @property
     def margin(self) -> float:
-        """How many powers of ten lie between the residual and the line between members and others."""
+        """Powers of ten between the residual and the threshold of membership."""
         return abs(math.log10(max(self.residual, 1e-300)) - math.log10(TOLERANCE))
 
     def __repr__(self) -> str:
-        verdict = "a member" if self.ok else "no member"
+        verdict = "a member" if self.ok else "not a member"
         return f"Intertwining({verdict} on {len(self.output)} units, residual {self.residual:.1e})"
 
 
@@ -58,7 +53,7 @@ def intertwines(fn: Callable[..., Any], matrix: Float[Tensor, "n n"], seed: int 
         fn: an elementwise function. matrix: A, invertible. seed: of the samples.
 
     Raises:
-        InputError: the function is no activation, or the matrix is not square and invertible.
+        InputError: the function is not an activation, or the matrix is not square and invertible.
 
     Example:
         >>> import torch
@@ -79,8 +74,8 @@ def intertwines(fn: Callable[..., Any], matrix: Float[Tensor, "n n"], seed: int 
     known = (torch.isfinite(own + size) & (scale > 0))[:, 0]
     if int(known.sum()) < 2 * len(a):
         raise InputError(
-            f"Membership of a {len(a)} × {len(a)} matrix was asked for, and {sigma.name} is finite at only "
-            f"{int(known.sum())} of {len(x)} samples. Pass an activation that is defined for both signs."
+            f"Membership cannot be decided: {sigma.name} is finite at only {int(known.sum())} of {len(x)} samples. "
+            "Pass an activation that is defined for both signs."
         )
     return _fit(y[known] / scale[known], moved[known] / scale[known])
 
@@ -119,9 +114,9 @@ def phi(fn: Callable[..., Any], matrix: Float[Tensor, "n n"]) -> Float[Tensor, "
     if not (abs(once) > 1e-12 * n * size and (n == 1 or abs(often) > 1e-12 * size)):
         broken = "σ(1) = σ(0)" if n > 1 and abs(often) <= 1e-12 * size else "σ(1) = −(n − 1)·σ(0)"
         raise InputError(
-            f"φ_σ(A) = σ(A)·σ(I)⁻¹ was asked for with {sigma.name} on {n} units, and σ(I) is singular because "
-            f"{broken}: σ(0) = {at_zero:g}, σ(1) = {at_one:g}. Use intertwines(fn, matrix).output, which fits B to "
-            f"many samples, or activation_group(fn).phi for one factor."
+            f"φ_σ(A) = σ(A)·σ(I)⁻¹ is not defined for {sigma.name} on {n} units: σ(I) is singular because {broken}, "
+            f"with σ(0) = {at_zero:g}, σ(1) = {at_one:g}. Use intertwines(fn, matrix).output, which fits B to many "
+            "samples, or activation_group(fn).phi for one factor."
         )
     identity = at_zero + (at_one - at_zero) * torch.eye(n, dtype=torch.float64)
     return torch.linalg.solve(identity, _apply(sigma, a), left=False)
@@ -139,7 +134,7 @@ def identity_spectrum(fn: Callable[..., Any], n: int) -> tuple[float, float]:
         (2.5403, -0.4597)
     """
     if n < 1:
-        raise InputError(f"The spectrum of σ(I) on {n} units was asked for. Pass at least one unit.")
+        raise InputError(f"n must be at least 1, but is {n}.")
     return _spectrum(*_at_zero_and_one(elementwise(fn)), n)
 
 
@@ -151,8 +146,8 @@ def _at_zero_and_one(sigma: Elementwise) -> tuple[float, float]:
     at_zero, at_one = sigma(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
     if not (math.isfinite(at_zero) and math.isfinite(at_one)):
         raise InputError(
-            f"σ(I) was asked for, and {sigma.name} has σ(0) = {at_zero} and σ(1) = {at_one}. The formula needs finite "
-            f"numbers; use intertwines(fn, matrix), which samples elsewhere."
+            f"σ(I) must be finite, but {sigma.name} has σ(0) = {at_zero} and σ(1) = {at_one}. Use intertwines(fn, "
+            "matrix), which samples elsewhere."
         )
     return at_zero, at_one
 
@@ -173,7 +168,7 @@ def _samples(n: int, seed: int) -> Tensor:
 
 def _square(matrix: Tensor) -> Tensor:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) == 0:
-        raise InputError(f"A square matrix was expected, one of shape {tuple(matrix.shape)} was given.")
+        raise InputError(f"The matrix must be square, but has shape {tuple(matrix.shape)}.")
     return matrix.detach().to("cpu", torch.float64)
 
 
@@ -182,14 +177,13 @@ def _invertible(matrix: Tensor) -> Tensor:
     values = torch.linalg.svdvals(a)
     if not bool(torch.isfinite(a).all()) or float(values[-1]) <= 1e-13 * float(values[0]):
         raise InputError(
-            f"An invertible matrix was expected; the given {len(a)} × {len(a)} matrix has singular values from "
-            f"{float(values[-1]):.1e} to {float(values[0]):.1e}. The intertwiner group holds invertible matrices only."
+            f"The matrix must be invertible, but its singular values reach from {float(values[-1]):.1e} to "
+            f"{float(values[0]):.1e}. The intertwiner group holds invertible matrices only."
         )
     return a
 
 
-# ----------------------------------------------------------------------------------------------------
-# Members of an activation's intertwiner group on n units: draw one at random, find the one nearest to a matrix.
+# -- Members: draw one at random, find the one nearest to a matrix -----------------------------------------------------
 
 
 #: Smallest scale of a nearest member: positive scales have no smallest one, so zero is never reached.
@@ -209,7 +203,7 @@ def random_member(fn: Callable[..., Any], n: int, seed: int = 0, spread: float =
         True
     """
     if n < 1:
-        raise InputError(f"A random member on {n} units was asked for. Pass at least one unit.")
+        raise InputError(f"n must be at least 1, but is {n}.")
     group = activation_group(fn)
     generator = torch.Generator().manual_seed(seed)
     if group.kind == "all":
@@ -236,12 +230,10 @@ def nearest_member(fn: Callable[..., Any], matrix: Float[Tensor, "n n"]) -> Floa
                 [1., 0.]], dtype=torch.float64)
     """
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise InputError(f"A square matrix was expected, one of shape {tuple(matrix.shape)} was given.")
+        raise InputError(f"The matrix must be square, but has shape {tuple(matrix.shape)}.")
     a = matrix.detach().to("cpu", torch.float64).numpy()
     if not np.isfinite(a).all():
-        raise InputError(
-            "The member nearest to a matrix was asked for, and the matrix has entries that are not finite."
-        )
+        raise InputError("The matrix has entries that are not finite, so no member is nearest to it.")
     group = activation_group(fn)
     if group.kind == "all":
         return torch.from_numpy(a.copy())
@@ -261,38 +253,31 @@ def _nearest_factor(group: ActivationGroup, a: np.ndarray) -> np.ndarray:
     if group.discrete is None:
         return signs
     base = group.discrete[0]
-    choices = signs[..., None] * base ** np.arange(*_powers(base), dtype=float)
+    most = math.ceil(-math.log(SMALLEST_SCALE) / math.log(abs(base)))  # covers SMALLEST_SCALE to its inverse
+    choices = signs[..., None] * base ** np.arange(-most, most + 1, dtype=float)
     return np.take_along_axis(choices, np.abs(choices - a[..., None]).argmin(-1)[..., None], -1)[..., 0]
 
 
-def _powers(base: float) -> tuple[int, int]:
-    """Exponents of a generator that cover the scales from `SMALLEST_SCALE` to its inverse."""
-    most = math.ceil(-math.log(SMALLEST_SCALE) / math.log(abs(base)))
-    return -most, most + 1
+# -- Defect from homogeneity -------------------------------------------------------------------------------------------
 
 
-# ----------------------------------------------------------------------------------------------------
-# How far an activation is from being positively homogeneous: the root mean square of σ(λX) − λ·σ(X), X normal.
-#
-# GELU is nearly ReLU, and its intertwiner group holds permutations only. This number says how much of the scale symmetry
-# of ReLU is lost at each scale λ (Godfrey et al. 2022, equation E.22 and Figure 17).
-
-
-_REACH = 20.0  # a normal number is farther out with probability 1e-88
-_MOST = 100_000  # intervals at once; a function that asks for more is noise
+_REACH = 20.0  # a normal number is larger with probability 1e-88
+_MOST = 100_000  # intervals at once; a function that needs more is noise
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
 def homogeneity_defect(fn: Callable[..., Any], scale: float) -> float:
     """ξ(λ) = √E[(σ(λX) − λ·σ(X))²] for a standard normal X: zero for all λ > 0 exactly if σ is homogeneous of degree 1.
 
-    The integral is taken by adaptive Gauss–Legendre quadrature, good to about 1e-12 for smooth and kinked functions.
+    GELU is nearly ReLU, and its intertwiner group holds permutations only: ξ says how much of the scale symmetry of
+    ReLU is lost at each scale (Godfrey et al. 2022, equation E.22 and Figure 17). It is integrated by adaptive
+    Gauss–Legendre quadrature, to about 1e-12 for smooth and kinked functions.
 
     Args:
         fn: an elementwise function. scale: λ, any finite number.
 
     Raises:
-        InputError: the function is no activation, the scale is not finite, or the mean does not exist.
+        InputError: the function is not an activation, the scale is not finite, or the mean does not exist.
 
     Example:
         >>> import torch
@@ -303,7 +288,7 @@ def homogeneity_defect(fn: Callable[..., Any], scale: float) -> float:
         0.0
     """
     if not math.isfinite(scale):
-        raise InputError(f"The homogeneity defect at the scale {scale} was asked for. Pass a finite scale.")
+        raise InputError(f"scale must be finite, but is {scale}.")
     sigma = elementwise(fn)
 
     def at(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -318,7 +303,7 @@ def homogeneity_defect(fn: Callable[..., Any], scale: float) -> float:
     if not math.isfinite(mean):
         raise InputError(
             f"The homogeneity defect of {sigma.name} at the scale {scale} is not finite: the function is not defined "
-            f"somewhere, or grows too fast for a normal input. Pass an activation of moderate growth."
+            "somewhere, or grows too fast for a normal input. Pass an activation of moderate growth."
         )
     return math.sqrt(mean)
 
@@ -328,7 +313,7 @@ def _normal(x: np.ndarray) -> np.ndarray:
 
 
 def _intervals() -> tuple[np.ndarray, np.ndarray]:
-    """Left and right ends that cover [−20, 20], ever finer towards zero, where large scales act."""
+    """Left and right ends that cover [−20, 20], finer towards zero, where large scales act."""
     edges = np.concatenate([[0.0], _REACH * 2.0 ** np.arange(-24, 1)])
     return np.concatenate([edges[:-1], -edges[1:]]), np.concatenate([edges[1:], -edges[:-1]])
 

@@ -1,15 +1,15 @@
-"""Scales and signs: the null space of the homogeneous equations that the meetings of a graph write down.
+"""Scales and signs: the null space of the homogeneous equations that follow from the constraints of a graph.
 
-Every occurrence of an atom in a tensor carries one unknown exponent; every meeting relates the exponents of the
-tensors in it, atom by atom and with the same coefficients at each index. A basis of the solutions, seen on the
-parameters, is the group of positive scales of that atom; the same equations modulo 2 give its signs. Equations with
+Every slot of an axis variable in a tensor carries one unknown exponent; every constraint relates the exponents of the
+tensors in it, variable by variable and with the same coefficients at each index. A basis of the solutions, seen on the
+parameters, is the group of positive scales of that variable; the same equations modulo 2 give its signs. Equations with
 two unknowns are merged by union-find, the few longer ones are eliminated exactly with fractions.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import gcd, lcm
@@ -22,36 +22,31 @@ from intertwine.symmetry.geometry import Key, VariableSlot, variable_slots
 
 Unknown = int
 Equation = dict[Unknown, int]  # Σ coefficient · unknown = 0
-Solution = dict[Unknown, Fraction]
+Solution = dict[Unknown, Fraction]  # also a row of fractions
 _ZERO, _ONE = Fraction(0), Fraction(1)
 
 
 @dataclass
 class Equations:
-    """The unknowns of all atoms and the equations between them, real and modulo 2."""
+    """The unknowns of all axis variables and the equations between them, real and modulo 2."""
 
     unknown: dict[tuple[Value, int, int, int, AxisVariable], Unknown] = field(default_factory=dict)
-    atom_of: list[AxisVariable] = field(default_factory=list)
+    variable_of: list[AxisVariable] = field(default_factory=list)
     real: dict[AxisVariable, list[Equation]] = field(default_factory=lambda: defaultdict(list))
     sign: dict[AxisVariable, list[Equation]] = field(default_factory=lambda: defaultdict(list))
     unknowns_of: dict[AxisVariable, list[Unknown]] = field(default_factory=lambda: defaultdict(list))
 
     def at(self, value: Value, o: VariableSlot) -> Unknown:
-        key = (value, o.axis, o.offset, o.stride, o.atom)
+        key = (value, o.axis, o.offset, o.stride, o.variable)
         if key not in self.unknown:
-            self.unknown[key] = len(self.atom_of)
-            self.atom_of.append(o.atom)
-            self.unknowns_of[o.atom].append(self.unknown[key])
+            self.unknown[key] = len(self.variable_of)
+            self.variable_of.append(o.variable)
+            self.unknowns_of[o.variable].append(self.unknown[key])
         return self.unknown[key]
 
-    def add(self, real: Iterable[Equation], sign: Iterable[Equation]) -> None:
-        for store, equations in ((self.real, real), (self.sign, sign)):
-            for equation in equations:
-                if equation:
-                    store[self.atom_of[next(iter(equation))]].append(equation)
-
     def zero(self, unknown: Unknown) -> None:
-        self.add([{unknown: 1}], [{unknown: 1}])
+        for store in (self.real, self.sign):
+            store[self.variable_of[unknown]].append({unknown: 1})
 
 
 def collect(graph: Graph) -> Equations:
@@ -59,32 +54,30 @@ def collect(graph: Graph) -> Equations:
     equations = Equations()
     groups: dict[str, ActivationGroup] = {}
     places: dict[Value, list[list[VariableSlot]]] = {}
-    for value in graph.builder.values:
-        if not value.lazy:
-            places[value] = variable_slots(value)
-            for axis in places[value]:
-                for o in axis:
-                    equations.at(value, o)
-    for meeting in graph.builder.constraints:
-        if isinstance(meeting, ReshapeConstraint):
-            _collect_reshape(equations, meeting, places)
+    for value in (value for value in graph.builder.values if not value.lazy):
+        places[value] = variable_slots(value)
+        for o in (o for axis in places[value] for o in axis):
+            equations.at(value, o)
+    for constraint in graph.builder.constraints:
+        if isinstance(constraint, ReshapeConstraint):
+            _collect_reshape(equations, constraint, places)
         else:
-            _collect_meeting(equations, meeting, places, groups)
-        _collect_variances(equations, meeting, graph.builder.variances, places)
+            _collect_constraint(equations, constraint, places, groups)
+        _collect_variances(equations, constraint, graph.builder.variances, places)
     return equations
 
 
 def _collect_variances(
     equations: Equations,
-    meeting: Constraint | ReshapeConstraint,
+    constraint: Constraint | ReshapeConstraint,
     variances: Mapping[str, float],
     places: dict[Value, list[list[VariableSlot]]],
 ) -> None:
     """A running variance moves as (v + eps), so whatever reads it as anything else lets no scale pass."""
-    if isinstance(meeting, ReshapeConstraint):
-        read, as_variance = [meeting.source], None
+    if isinstance(constraint, ReshapeConstraint):
+        read, as_variance = [constraint.source], None
     else:
-        read, as_variance = [operand.value for operand in meeting.operands], meeting.variance
+        read, as_variance = [operand.value for operand in constraint.operands], constraint.variance
     for value in read:
         if value.name in variances and (value is not as_variance or sum(v is value for v in read) > 1):
             for o in (o for axis in places[value] for o in axis):
@@ -92,80 +85,75 @@ def _collect_variances(
 
 
 def _collect_reshape(
-    equations: Equations, meeting: ReshapeConstraint, places: dict[Value, list[list[VariableSlot]]]
+    equations: Equations, constraint: ReshapeConstraint, places: dict[Value, list[list[VariableSlot]]]
 ) -> None:
     found: list[dict[Key, list[Unknown]]] = []
-    for value in (meeting.source, meeting.result):
+    for value in (constraint.source, constraint.result):
         keys: dict[Key, list[Unknown]] = defaultdict(list)
         for o in (o for axis in places[value] for o in axis):
             keys[o.flat_key(value.shape)].append(equations.at(value, o))
         found.append(keys)
-    law = ScaleRule(({0: 1, 1: -1},), ({0: 1, 1: 1},))
-    _apply_law(equations, law, found, {})
+    _apply_rule(equations, ScaleRule(({0: 1, 1: -1},), ({0: 1, 1: 1},)), found, {})
 
 
-def _collect_meeting(
+def _collect_constraint(
     equations: Equations,
-    meeting: Constraint,
+    constraint: Constraint,
     places: dict[Value, list[list[VariableSlot]]],
     groups: dict[str, ActivationGroup],
 ) -> None:
     by_label: dict[object, list[dict[Key, list[Unknown]]]] = {
-        label: [defaultdict(list) for _ in meeting.operands] for label in meeting.rules
+        label: [defaultdict(list) for _ in constraint.operands] for label in constraint.rules
     }
-    for i, operand in enumerate(meeting.operands):
+    for i, operand in enumerate(constraint.operands):
         covered = {w.axis for w in operand.windows}
-        for axis in range(operand.value.ndim):
-            if axis not in covered:
-                for o in places[operand.value][axis]:
-                    equations.zero(equations.at(operand.value, o))
-        for window in operand.windows:
-            if window.label not in by_label:
-                continue
+        for o in (o for axis, own in enumerate(places[operand.value]) if axis not in covered for o in own):
+            equations.zero(equations.at(operand.value, o))
+        for window in (w for w in operand.windows if w.label in by_label):
             for o in places[operand.value][window.axis]:
                 if o.meets(window):
                     by_label[window.label][i][o.key(window)].append(equations.at(operand.value, o))
-    for label, law in meeting.rules.items():
-        _apply_law(equations, law, by_label[label], groups)
+    for label, rule in constraint.rules.items():
+        _apply_rule(equations, rule, by_label[label], groups)
 
 
-def _apply_law(
+def _apply_rule(
     equations: Equations,
-    law: ScaleRule | PointwiseRule,
+    rule: ScaleRule | PointwiseRule,
     operands: Sequence[dict[Key, list[Unknown]]],
     groups: dict[str, ActivationGroup],
 ) -> None:
-    """Write a law's equations for every place where an atom stands in the operands."""
-    if isinstance(law, PointwiseRule):
-        if law.key not in groups:
-            groups[law.key] = activation_group(law.fn)
-        law = pointwise_law(groups[law.key])
-    # dicts keep the order in which things were said, so that the basis found is the same in every process
-    for atom in dict.fromkeys(key[0] for keys in operands for key in keys):
-        keys = [[k for k in operand if k[0] is atom] for operand in operands]
+    """Add the equations of a rule for every place where an axis variable stands in the operands."""
+    if isinstance(rule, PointwiseRule):
+        if rule.key not in groups:
+            groups[rule.key] = activation_group(rule.fn)
+        rule = pointwise_rule(groups[rule.key])
+    # dicts keep their order, so that the basis found is the same in every process
+    for variable in dict.fromkeys(key[0] for keys in operands for key in keys):
+        keys = [[k for k in operand if k[0] is variable] for operand in operands]
         holders = [k for k in keys if k]
         if all(set(k) == set(holders[0]) for k in holders):
             for key in holders[0]:
-                _write(equations, law, [operand.get(key, []) for operand in operands])
+                _write(equations, rule, [operand.get(key, []) for operand in operands])
         else:  # the operands read the axis differently, so no scale can be followed through
             for own, operand in zip(keys, operands, strict=True):
                 for unknown in (u for k in own for u in operand[k]):
                     equations.zero(unknown)
 
 
-def _write(equations: Equations, law: ScaleRule, operands: Sequence[list[Unknown]]) -> None:
-    for store, laws in ((equations.real, law.real), (equations.sign, law.sign)):
-        for relation in laws:
+def _write(equations: Equations, rule: ScaleRule, operands: Sequence[list[Unknown]]) -> None:
+    for store, rules in ((equations.real, rule.real), (equations.sign, rule.sign)):
+        for relation in rules:
             equation: Equation = defaultdict(int)
             for i, coefficient in relation.items():
                 for unknown in operands[i]:
                     equation[unknown] += coefficient
             kept = {u: c for u, c in equation.items() if c != 0}
             if kept:
-                store[equations.atom_of[next(iter(kept))]].append(kept)
+                store[equations.variable_of[next(iter(kept))]].append(kept)
 
 
-def pointwise_law(group: ActivationGroup) -> ScaleRule:
+def pointwise_rule(group: ActivationGroup) -> ScaleRule:
     """What an elementwise function does to exponents: out = degree · in, or nothing passes."""
     if group.degree is None:
         real: tuple[dict[int, int], ...] = ({0: 1}, {1: 1})
@@ -178,7 +166,7 @@ def pointwise_law(group: ActivationGroup) -> ScaleRule:
 def solve(unknowns: Sequence[Unknown], equations: Sequence[Equation], modulus: int = 0) -> list[Solution]:
     """A basis of the null space, vectors as unknown → coefficient; `modulus` 2 solves over the two-element field."""
     classes = _Classes(modulus)
-    longer = [e for e in equations if not classes.absorb(e)]
+    longer = [e for e in equations if not classes.merge(e)]
     expressed = _eliminate([classes.in_roots(e) for e in longer], modulus)
     basis: dict[Unknown, Solution] = {}
     for u in unknowns:
@@ -186,7 +174,7 @@ def solve(unknowns: Sequence[Unknown], equations: Sequence[Equation], modulus: i
         if root not in classes.zero:
             for free, c in expressed.get(root, {root: _ONE}).items():
                 basis.setdefault(free, {})[u] = c if ratio == 1 else -c
-    return [_whole(vector) for vector in basis.values()]
+    return [_primitive(vector) for vector in basis.values()]
 
 
 class _Classes:
@@ -198,7 +186,7 @@ class _Classes:
         self.zero: set[Unknown] = set()
 
     def find(self, u: Unknown) -> tuple[Unknown, int]:
-        """The root of an unknown's class and the ratio to it, with the way there shortened."""
+        """The root of an unknown's class and the ratio to it, with path compression."""
         way = []
         while u in self.parent:
             way.append(u)
@@ -209,16 +197,18 @@ class _Classes:
             self.parent[w] = (u, ratio)
         return u, self.parent[way[0]][1] if way else 1
 
-    def absorb(self, equation: Equation) -> bool:
-        """Take in an equation of one unknown, or of two with coefficients ±1; False for any other."""
+    def merge(self, equation: Equation) -> bool:
+        """Merge classes by an equation of one unknown, or of two with coefficients ±1; False for any other."""
         terms = [(u, c % 2 if self.modulus else c) for u, c in equation.items()]
         terms = [(u, c) for u, c in terms if c]
+        if len(terms) > 2 or (len(terms) == 2 and any(abs(c) != 1 for _, c in terms)):
+            return False
         if len(terms) == 1:
             self.zero.add(self.find(terms[0][0])[0])
-        elif len(terms) == 2 and all(abs(c) == 1 for _, c in terms):
+        elif terms:
             (u, c), (v, d) = terms
             self._join(u, v, 1 if self.modulus else -c * d)
-        return len(terms) < 2 or (len(terms) == 2 and all(abs(c) == 1 for _, c in terms))
+        return True
 
     def _join(self, u: Unknown, v: Unknown, ratio: int) -> None:
         """Let u = ratio · v."""
@@ -230,9 +220,9 @@ class _Classes:
         elif p != q * ratio:
             self.zero.add(a)  # an unknown that equals its opposite
 
-    def in_roots(self, equation: Equation) -> dict[Unknown, Fraction]:
+    def in_roots(self, equation: Equation) -> Solution:
         """The equation between the classes its unknowns belong to."""
-        found: dict[Unknown, Fraction] = defaultdict(Fraction)
+        found: Solution = defaultdict(Fraction)
         for u, c in equation.items():
             root, ratio = self.find(u)
             if root not in self.zero:
@@ -240,14 +230,14 @@ class _Classes:
         return found
 
 
-def _eliminate(equations: Sequence[dict[Unknown, Fraction]], modulus: int) -> dict[Unknown, dict[Unknown, Fraction]]:
+def _eliminate(equations: Sequence[Solution], modulus: int) -> dict[Unknown, Solution]:
     """Exact elimination: some unknowns expressed in the others."""
-    expressed: dict[Unknown, dict[Unknown, Fraction]] = {}
+    expressed: dict[Unknown, Solution] = {}
 
     def reduced(c: Fraction) -> Fraction:
         return Fraction(c.numerator % 2) if modulus else c
 
-    def rewrite(row: dict[Unknown, Fraction], u: Unknown, by: dict[Unknown, Fraction]) -> dict[Unknown, Fraction]:
+    def rewrite(row: Solution, u: Unknown, by: Solution) -> Solution:
         c = row[u]
         result = {v: d for v, d in row.items() if v != u}
         for v, d in by.items():
@@ -267,8 +257,8 @@ def _eliminate(equations: Sequence[dict[Unknown, Fraction]], modulus: int) -> di
     return expressed
 
 
-def _whole(vector: dict[Unknown, Fraction]) -> dict[Unknown, Fraction]:
-    """The same direction with whole coprime coefficients, the first one positive."""
+def _primitive(vector: Solution) -> Solution:
+    """The same direction with coprime integer coefficients, the first one positive."""
     many = lcm(*(c.denominator for c in vector.values()))
     common = gcd(*(int(c * many) for c in vector.values()))
     common = common if vector[min(vector)] > 0 else -common
@@ -276,15 +266,12 @@ def _whole(vector: dict[Unknown, Fraction]) -> dict[Unknown, Fraction]:
 
 
 def independent_on(
-    basis: Sequence[dict[Unknown, Fraction]],
-    seen: set[Unknown],
-    known: Sequence[dict[Unknown, Fraction]] = (),
-    modulus: int = 0,
+    basis: Sequence[Solution], seen: set[Unknown], known: Sequence[Solution] = (), modulus: int = 0
 ) -> list[Solution]:
-    """Those vectors of a basis that are independent of each other and of `known` ones where it can be `seen`."""
-    rows: list[tuple[Unknown, dict[Unknown, Fraction]]] = []
+    """Those vectors of a basis that are independent of each other and of `known` ones on the unknowns `seen`."""
+    rows: list[tuple[Unknown, Solution]] = []
 
-    def adds(vector: dict[Unknown, Fraction]) -> bool:
+    def adds(vector: Solution) -> bool:
         """Whether a vector lies outside the span of the rows so far; if so it joins them."""
         for pivot, row in rows:
             if vector.get(pivot):
@@ -297,12 +284,9 @@ def independent_on(
             rows.append((next(iter(vector)), vector))
         return bool(vector)
 
-    def visible(vector: dict[Unknown, Fraction]) -> dict[Unknown, Fraction]:
-        return {
-            u: Fraction(c.numerator % 2) if modulus else c
-            for u, c in vector.items()
-            if u in seen and (c % 2 if modulus else c)
-        }
+    def visible(vector: Solution) -> Solution:
+        reduced = {u: Fraction(c.numerator % 2) if modulus else c for u, c in vector.items() if u in seen}
+        return {u: c for u, c in reduced.items() if c}
 
     for vector in known:
         adds(visible(vector))

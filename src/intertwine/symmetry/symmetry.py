@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -35,16 +36,12 @@ from intertwine.symmetry.geometry import (
 )
 from intertwine.symmetry.wire import Frozen, Wire
 
-# ----------------------------------------------------------------------------------------------------
-# Certificates: what the measurement of a symmetry found.
-
-
 TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class FailedOp:
-    """An op at which the certificate failed: what, where, the wires it touches and the error there."""
+    """An op at which a certificate failed: its name and place, the wires it touches and the error there."""
 
     op: str
     place: str
@@ -79,19 +76,8 @@ class Certificate:
         return f"Certificate({verdict}: {measured} over {self.trials} random elements{extra})"
 
     def to_dict(self) -> dict[str, Any]:
-        broken = [vars(b) for b in self.broken]
-        return {
-            "ok": self.ok,
-            "max_error": self.max_error,
-            "trials": self.trials,
-            "vacuous": self.vacuous,
-            "per_wire": dict(self.per_wire),
-            "broken": broken,
-        }
-
-
-# ----------------------------------------------------------------------------------------------------
-# The symmetry of a network: its wires and groups, and everything one can do with an element of them.
+        plain = {"ok": self.ok, "max_error": self.max_error, "trials": self.trials, "vacuous": self.vacuous}
+        return plain | {"per_wire": dict(self.per_wire), "broken": [vars(b) for b in self.broken]}
 
 
 #: Spread of random log-scales: near 1, so that float64 certificates stay far below 1e-9.
@@ -104,7 +90,6 @@ def symmetry(model: nn.Module, *example_args: Any, continuous: bool = False, **e
     Args:
         model: any `torch.nn.Module`. It is not changed, and the result does not depend on the values of its weights.
         *example_args, **example_kwargs: inputs the model can be called with; only their shapes matter.
-
         continuous: let whole matrices act where only linear maps meet (per-head GL on queries and keys, values and
             outputs) or lengths (orthogonal maps of a residual stream read through RMS norms). Norm weights are then
             folded into their consumers by `act`; the default keeps the model's own parameterisation.
@@ -138,6 +123,8 @@ class Symmetry:
     """The symmetry group of an architecture. See `intertwine.symmetry`.
 
     `wires`: the index sets a group acts on. `frozen`: (what, reason) for every parameter axis with only the identity.
+    `geometry`: the graph, and where every wire stands in every tensor. `distrusted`: names of calls whose rules failed
+    a certificate and are not used.
     """
 
     wires: tuple[Wire, ...]
@@ -155,16 +142,16 @@ class Symmetry:
 
     @property
     def wire_specs(self) -> tuple[WireSpec, ...]:
-        """What elements act on: one strand per wire, in the order of `wires`, then the bases that do not move."""
+        """What elements act on: one entry per wire, in the order of `wires`, then the bases that do not move."""
         return self.geometry.wire_specs
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
-        """Parameter or buffer name → what each of its axes is made of; tied tensors appear under their first name."""
+        """Parameter or buffer name → its layout; tied tensors appear under their first name."""
         return self.geometry.layouts
 
     def layout_of(self, name: str) -> Layout | None:
-        """How a parameter or buffer moves, by any of the names it has in the captured model; None if nothing does."""
+        """The layout of a parameter or buffer, by any of its names in the captured model; None if it has none."""
         return self.geometry.layouts.get(self.geometry.graph.program.tied.get(name, name))
 
     @property
@@ -195,25 +182,32 @@ class Symmetry:
             total += parameter.numel()
             layout = self.layout_of(name)
             if layout is not None:
-                still = 1.0
-                for axis in layout.axes:
-                    still *= 1 - _covered(axis, self) / max(axis.size, 1)
-                moved += parameter.numel() * (1 - still)
+                moved += parameter.numel() * (1 - prod(1 - self._covered(a) / max(a.size, 1) for a in layout.axes))
         return moved / total if total else 0.0
+
+    def _covered(self, tree: LayoutAxis) -> int:
+        """How many positions of an axis some wire moves."""
+        if isinstance(tree, WireAxis):
+            spec = self.wire_specs[tree.wire]
+            return tree.size if spec.permutes or spec.matrix or any(tree.powers) or any(tree.flips) else 0
+        if isinstance(tree, SumAxis):
+            return sum(map(self._covered, tree.parts))
+        if isinstance(tree, ProductAxis):
+            return round(tree.size * (1 - prod(1 - self._covered(part) / part.size for part in tree.parts)))
+        return 0
 
     # -- elements --------------------------------------------------------------------------------------------------
 
     def identity(self) -> Element:
         """The element that changes nothing."""
-        strands = self.geometry.wire_specs
-        return Element(strands, {i: identity_move(strands, i) for i in range(len(self.wires))}, self.signature)
+        moves = {i: identity_move(self.wire_specs, i) for i in range(len(self.wires))}
+        return Element(self.wire_specs, moves, self.signature)
 
     def random(self, seed: int = 0, scale_spread: float = SCALE_SPREAD) -> Element:
         """A random element: uniform permutations and signs, log-normal scales with the given spread."""
-        strands = self.geometry.wire_specs
         generator = torch.Generator().manual_seed(seed)
-        moves = {i: random_move(strands, i, generator, scale_spread) for i in range(len(self.wires))}
-        return Element(strands, moves, self.signature)
+        moves = {i: random_move(self.wire_specs, i, generator, scale_spread) for i in range(len(self.wires))}
+        return Element(self.wire_specs, moves, self.signature)
 
     # -- actions ---------------------------------------------------------------------------------------------------
 
@@ -231,7 +225,7 @@ class Symmetry:
         return moved
 
     def folded(self, model: nn.Module) -> nn.Module:
-        """The same function with every norm weight that stands in a matrix's way folded into its consumers.
+        """The same function, with every norm weight through which a matrix acts folded into its consumers.
 
         Folding is itself an action of the default symmetry's scales and signs; without such weights it is a plain copy.
         """
@@ -239,15 +233,15 @@ class Symmetry:
         if not names:
             return copy_module(model)
         plain = from_program(self.geometry.graph.program, False, self.distrusted)
-        folded = plain.act(unit_element(plain, model, names), model)
+        folded = plain.act(_unit_element(plain, model, names), model)
         with torch.no_grad():
             for name, weight in folded.named_parameters():
                 if name in names:
-                    weight.fill_(1)  # the action leaves it a rounding away from one
+                    weight.fill_(1)  # the action wire_axes it a rounding away from one
         return folded
 
     def act_on_state(self, g: Element, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same on a state dict: a new dict, entries that no wire touches shared with the old one."""
+        """Act on a state dict: gives a new dict, which shares the entries that no wire touches."""
         self._check_element(g)
         check_ties(names_in_state(state), self.layout_of, "the given state dict")
         layouts = {name: self.layout_of(name) for name in state}
@@ -271,26 +265,29 @@ class Symmetry:
         if not value.lazy and not self.geometry.predicts(value):
             raise InputError(
                 f"The features at {name!r} are squares inside a length, which a rotation mixes with products that the "
-                "model never forms, so they do not move by themselves. Ask for the features before them, or after the "
-                "norm they belong to."
+                "model never forms, so they do not move by themselves. Use the features before them, or after the norm "
+                "they belong to."
             )
         return self._act_on_value(g, name, value, x)
 
     def _act_on_value(self, g: Element, name: str, value: Value, x: Tensor) -> Tensor:
-        """Act on a tensor of the graph; a view that was never needed as such is moved as the tensor it looks at."""
-        unlike = InputError(
-            f"Features of shape {tuple(x.shape)} were given for {name!r}, where the model computes {value.shape}. "
-            "Only axes on which nothing acts may differ."
-        )
-        if not value.lazy:
-            layout = self.geometry.layout(value)
-            if x.ndim != value.ndim or any(
-                _moves(a) and a.size != n for a, n in zip(layout.axes, x.shape, strict=True)
-            ):
-                raise unlike
-            return act(_resized(layout, x.shape), x, g)
-        if tuple(x.shape) != value.shape:
-            raise unlike
+        """Act on a tensor of the graph; a lazy view is moved as the tensor it looks at."""
+        layout = None if value.lazy else self.geometry.layout(value)
+        pairs = [] if layout is None else list(zip(layout.axes, x.shape, strict=False))
+        if layout is None:
+            fits = tuple(x.shape) == value.shape
+        else:
+            moves = [any(True for _ in wire_axes(axis)) for axis in layout.axes]
+            fits = x.ndim == value.ndim and all(
+                a.size == n for (a, n), moved in zip(pairs, moves, strict=True) if moved
+            )
+        if not fits:
+            raise InputError(
+                f"The features at {name!r} must have the shape {value.shape} (axes on which nothing acts may differ), "
+                f"but have {tuple(x.shape)}."
+            )
+        if layout is not None:  # nothing acts on an axis of another size
+            return act(replace(layout, axes=tuple(a if a.size == n else FixedAxis(n) for a, n in pairs)), x, g)
         if isinstance(value.view, PermutedView):
             order = value.view.order
             back = x.permute(*(order.index(d) for d in range(x.ndim)))
@@ -314,9 +311,8 @@ class Symmetry:
         unfolded = [n for n in self.geometry.diagonals if not bool((parameters[n] == 1).all())]
         if unfolded:
             raise InputError(
-                f"This symmetry first folds {unfolded[0]!r} into what reads it, and an optimizer's "
-                "state cannot be folded. Fold the model before training (symmetry.folded), or use the symmetry without "
-                "continuous=True."
+                f"This symmetry first folds {unfolded[0]!r} into its consumers, and an optimizer's state cannot be "
+                "folded. Fold the model before training (symmetry.folded), or use the symmetry without continuous=True."
             )
         state = copy.deepcopy(optimizer.state_dict())
         names = {id(p): name for name, p in model.named_parameters()}
@@ -360,6 +356,7 @@ class Symmetry:
         return certify(self, model, example_args, example_kwargs, trials, seed, tolerance, per_wire)
 
     def distrusting(self, call: str) -> Symmetry:
+        """The symmetry without the rule of one call: its axes are frozen."""
         return from_program(self.geometry.graph.program, self.continuous, self.distrusted | {call})
 
     # -- checks and display ----------------------------------------------------------------------------------------
@@ -367,8 +364,8 @@ class Symmetry:
     def _check_element(self, g: Element) -> None:
         if not isinstance(g, Element):
             raise InputError(
-                f"An Element was expected, a {type(g).__name__} was given. Make one with sym.random(), "
-                f"sym.identity() or Element.load(file)."
+                f"g must be an Element, but is a {type(g).__name__}. Make one with sym.random(), sym.identity() or "
+                "Element.load(file)."
             )
         own = self.identity()
         if (g.signature, g.wire_specs, set(g.moves)) != (own.signature, own.wire_specs, set(own.moves)):
@@ -378,18 +375,17 @@ class Symmetry:
             )
 
     def check_model(self, model: nn.Module) -> None:
+        """Raise `InputError` or `MismatchError` unless a model has the architecture of this symmetry."""
         if not isinstance(model, nn.Module):
-            raise InputError(f"A torch.nn.Module was expected, a {type(model).__name__} was given.")
-        shapes = {
-            n: tuple(t.shape)
-            for n, t in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        }
+            raise InputError(f"The model must be a torch.nn.Module, but is a {type(model).__name__}.")
+        tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        shapes = {name: tuple(t.shape) for name, t in tensors}
         for name, layout in self.geometry.layouts.items():
             if shapes.get(name) != layout.shape:
                 found = f"has shape {shapes[name]}" if name in shapes else "does not exist"
                 raise MismatchError(
-                    f"This symmetry is of an architecture in which {name!r} has shape {layout.shape}; in the "
-                    f"given model it {found}. Call intertwine.symmetry on this model."
+                    f"This symmetry is of an architecture in which {name!r} has shape {layout.shape}; in the given "
+                    f"model it {found}. Call intertwine.symmetry on this model."
                 )
         check_ties(names_in_model(model), self.layout_of, "the given model")
 
@@ -418,67 +414,38 @@ MOMENTS = {
 
 
 def _moved_moment(key: str, value: Tensor, layout: Layout, g: Element) -> Tensor:
-    """One tensor of an optimizer's state, moved as the power of a gradient or of the parameter that it holds."""
+    """One tensor of an optimizer's state, moved like the power of a gradient or parameter that it is."""
     if key not in MOMENTS:
         raise InputError(
-            f"The optimizer keeps {key!r} for each parameter, and how that moves is not known. "
-            f"Known states: {', '.join(sorted(MOMENTS))} (SGD, Adam and its relatives, RMSprop, Adagrad, "
-            f"Adadelta, Rprop, ASGD)."
+            f"The optimizer keeps {key!r} for each parameter, and how that moves is not known. Known states: "
+            f"{', '.join(sorted(MOMENTS))} (SGD, Adam and its relatives, RMSprop, Adagrad, Adadelta, Rprop, ASGD)."
         )
     degree, signed = MOMENTS[key]
     moved = act(layout, value, g, degree)
     return moved if signed else moved.abs()
 
 
-def unit_element(sym: Symmetry, model: nn.Module, names: tuple[str, ...]) -> Element:
+def _unit_element(sym: Symmetry, model: nn.Module, names: tuple[str, ...]) -> Element:
     """The element of scales and signs that turns some weight vectors into ones."""
     moves = dict(sym.identity().moves)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    leaves = {name: sym.geometry.layouts[name].axes[0] for name in names}
-    for name, leaf in leaves.items():
-        assert isinstance(leaf, WireAxis)
-        others = [o for n, o in leaves.items() if n != name and isinstance(o, WireAxis) and o.wire == leaf.wire]
-        power = next((k for k, p in enumerate(leaf.powers) if p and not any(o.powers[k] for o in others)), None)
-        flip = next((k for k, f in enumerate(leaf.flips) if f and not any(o.flips[k] for o in others)), None)
+    wire_axes = {name: sym.geometry.layouts[name].axes[0] for name in names}
+    for name, wire_axis in wire_axes.items():
+        assert isinstance(wire_axis, WireAxis)
+        others = [o for n, o in wire_axes.items() if n != name and isinstance(o, WireAxis) and o.wire == wire_axis.wire]
+        power = next((k for k, p in enumerate(wire_axis.powers) if p and not any(o.powers[k] for o in others)), None)
+        flip = next((k for k, f in enumerate(wire_axis.flips) if f and not any(o.flips[k] for o in others)), None)
         weight = parameters[name].detach().to(torch.float64).cpu()
-        move = moves[leaf.wire]
+        move = moves[wire_axis.wire]
         if power is None or move.scale is None or not bool(weight.all()) or (flip is None and bool((weight < 0).any())):
             raise InputError(
-                f"{name!r} cannot be folded into its consumers (it holds zeros, or signs that nothing takes "
-                f"up), so no matrix can "
-                "act through it. Use intertwine.symmetry without continuous=True."
+                f"{name!r} cannot be folded into its consumers (it holds zeros, or signs that no other weight can "
+                "take), so no matrix can act through it. Use intertwine.symmetry without continuous=True."
             )
         scale, sign = move.scale.clone(), move.sign
-        scale[power] = weight.abs() ** (-1 / float(leaf.powers[power]))
+        scale[power] = weight.abs() ** (-1 / float(wire_axis.powers[power]))
         if sign is not None and flip is not None:
             sign = sign.clone()
             sign[flip] = weight.sign()
-        moves[leaf.wire] = replace(move, scale=scale, sign=sign)
+        moves[wire_axis.wire] = replace(move, scale=scale, sign=sign)
     return replace(sym.identity(), moves=moves)
-
-
-def _covered(tree: LayoutAxis, sym: Symmetry) -> int:
-    """How many positions of an axis some wire moves."""
-    if isinstance(tree, WireAxis):
-        strand = sym.geometry.wire_specs[tree.wire]
-        return tree.size if strand.permutes or strand.matrix or any(tree.powers) or any(tree.flips) else 0
-    if isinstance(tree, SumAxis):
-        return sum(_covered(p, sym) for p in tree.parts)
-    if isinstance(tree, ProductAxis):
-        still = 1.0
-        for p in tree.parts:
-            still *= 1 - _covered(p, sym) / p.size
-        return round(tree.size * (1 - still))
-    return 0
-
-
-def _moves(tree: LayoutAxis) -> bool:
-    return any(True for _ in wire_axes(tree))
-
-
-def _resized(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """The layout with its motionless axes at the sizes of a given tensor (another batch, another image size)."""
-    return replace(
-        layout,
-        axes=tuple(a if _moves(a) else FixedAxis(n) for a, n in zip(layout.axes, shape, strict=True)),
-    )

@@ -12,7 +12,7 @@ _SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class WireGroup:
-    """The group of one wire: on `size` indices, one independent copy for each of `copies` fibres.
+    """The group of one wire: on `size` indices, one independent copy for each index of the wires it depends on.
 
     `permutes`: all permutations of the indices. `scales`, `signs`: how many independent positive scales (±1 signs) each
     index carries. `matrix`: None, "GL" (any invertible matrix), "O" (orthogonal) or "O1" (orthogonal, fixing the
@@ -71,7 +71,7 @@ class Slot:
     """One place where a wire acts: an axis of a parameter or buffer, or a block of it.
 
     The wire's index i sits at positions `offset + stride · i (+ what lies inside a stride)` of the axis. `powers` are
-    the exponents with which each scale of the wire enters there, `flips` the same for signs; `role` says it in a word.
+    the exponents with which each scale of the wire enters there, `flips` the same for signs; `role` names the kind.
     """
 
     parameter: str
@@ -95,7 +95,7 @@ class Wire:
     size: int
     group: WireGroup
     slots: tuple[Slot, ...]
-    over: tuple[str, ...] = ()  # the wires it is fibred over: its element differs for each of their indices
+    over: tuple[str, ...] = ()  # the wires it depends on: its element differs for each of their indices
     pinned: str | None = None  # why its indices keep their order, where only scales or signs act
 
     def __repr__(self) -> str:

@@ -1,4 +1,7 @@
-"""Rules for ops that read or write entries by position: embedding, index, gather, scatter, sorting, scans, unfold."""
+"""Rules for ops that read or write entries by position: embedding, index, gather, scatter, sorting, scans, unfold.
+
+The axis that is indexed or written by position keeps its order; all other axes pass.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,6 @@ from typing import Any
 
 from intertwine.graph.builder import PINNED, GraphBuilder, rule
 from intertwine.graph.constraints import Label, ScaleRule, Value
-
-# ----------------------------------------------------------------------------------------------------
-# Rules for ops that look entries up by position: embedding, index, gather, roll, flip, scans, unfold.
-#
-# The axis that is indexed keeps its order (another order would be another look-up); all other axes pass.
 
 
 @rule("aten.embedding")
@@ -23,34 +21,25 @@ def embedding(t: GraphBuilder, weight: Value, indices: Value, *_: Any) -> Value:
 
 @rule("aten.embedding_bag")
 def embedding_bag(
-    t: GraphBuilder,
-    weight: Value,
-    indices: Value,
-    offsets: Value,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Value | None = None,
-    *_: Any,
-) -> tuple[Value | None, ...]:
+    t: GraphBuilder, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Value | None = None, *_: Any,
+) -> tuple[Value | None, ...]:  # fmt: skip
     """Rows are looked up and summed, averaged (mode 1) or compared (mode 2) in bags."""
-    assert t.call is not None
     if any(v is not None and v.live for v in (indices, offsets, per_sample_weights)):
         raise ValueError("places or weights in a bag are computed from parameters")
     t.freeze(weight, [0], f"its rows are looked up by index ({t.here})")
     sign = ({0: 1}, {1: 1}) if mode == 2 else ({0: 1, 1: 1},)
-    law = ScaleRule(({0: 1, 1: -1},), sign)
-    bags = t.joint([(weight, [PINNED, "feature"])], [PINNED, "feature"], rules={"feature": law})
-    return bags, *(None if shape is None else t.fixed(shape, floating=False) for shape in t.call.shapes[1:])
+    bags = t.joint([(weight, [PINNED, "feature"])], [PINNED, "feature"], rules=ScaleRule(({0: 1, 1: -1},), sign))
+    return bags, *(None if shape is None else t.fixed(shape, floating=False) for shape in t.shapes[1:])
 
 
 @rule("aten.index_select")
 def index_select(t: GraphBuilder, x: Value, dim: int, index: Value) -> Value:
-    pin_table(t, index)
-    return _along(t, x, [dim % x.ndim])
+    _pin_table(t, index)
+    return _along(t, x, [dim])
 
 
-def pin_table(t: GraphBuilder, table: Value) -> None:
+def _pin_table(t: GraphBuilder, table: Value) -> None:
     """The places of a table turn up as positions of the result, which keep their order."""
     if table.live:
         t.freeze(table, range(table.ndim), f"it indexes another tensor ({t.here})")
@@ -59,139 +48,118 @@ def pin_table(t: GraphBuilder, table: Value) -> None:
 @rule("aten.roll", "aten.flip", "aten.cumsum", "aten.tril", "aten.triu", "aten.cumsum_")
 def rearrange(t: GraphBuilder, x: Value, *args: Any, **_: Any) -> Value:
     """Linear ops that tell positions along some axes apart."""
-    assert t.call is not None
-    name = t.call.op.split(".")[1].removesuffix("_")
+    name = t.op.split(".")[1].removesuffix("_")
     if name in ("tril", "triu"):
-        dims: Sequence[int] = (x.ndim - 2, x.ndim - 1)
-    elif name == "roll":
-        dims = args[1] if len(args) > 1 else range(x.ndim)
-    else:
-        dims = [args[0]] if isinstance(args[0], int) else args[0]
-    return _along(t, x, [d % x.ndim for d in ([dims] if isinstance(dims, int) else dims)])
+        return _along(t, x, (-2, -1))
+    if name == "roll":
+        args = args[1:] or (range(x.ndim),)
+    return _along(t, x, [args[0]] if isinstance(args[0], int) else args[0])
 
 
 @rule("aten.rot90")
 def quarter_turn(t: GraphBuilder, x: Value, times: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
-    return _along(t, x, [d % x.ndim for d in dims])
+    return _along(t, x, dims)
 
 
 def _along(t: GraphBuilder, x: Value, dims: Sequence[int]) -> Value:
-    labels = [PINNED if d in dims else ("lead", d) for d in range(x.ndim)]
-    return t.multilinear([[(x, labels)]], labels)
+    return t.linear(x, t.pinned(x, dims), t.pinned(x, dims))
 
 
 @rule("aten.cumprod", "aten.logcumsumexp")
 def running(t: GraphBuilder, x: Value, dim: int, **_: Any) -> Value:
     """Scans that let no scale pass: the k-th product has the k-th power of one, a sum of exponentials none at all."""
-    labels = [PINNED if d == dim % x.ndim else ("lead", d) for d in range(x.ndim)]
-    return t.joint([(x, labels)], labels)
+    return t.joint([(x, t.pinned(x, [dim]))], t.pinned(x, [dim]))
 
 
 @rule("aten.cummax", "aten.cummin")
 def running_extremum(t: GraphBuilder, x: Value, dim: int) -> tuple[Value, Value]:
-    return _ranked(t, x, t.labels(x), dim, PINNED, 0), _ranked(t, x, t.labels(x), dim, PINNED, 1)
+    return _ranked(t, x, dim, PINNED, 0), _ranked(t, x, dim, PINNED, 1)
 
 
 @rule("aten.diff")
 def differences(t: GraphBuilder, x: Value, n: int = 1, dim: int = -1, *ends: Value | None) -> Value:
-    labels = [PINNED if d == dim % x.ndim else ("lead", d) for d in range(x.ndim)]
+    labels = t.pinned(x, [dim])
     return t.multilinear([[(v, labels)] for v in (x, *ends) if v is not None], labels)
 
 
 @rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def index(t: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> Value:
     """`x[:, table]`: indexed axes are replaced by the axes of the tables, in place or in front as in numpy."""
-    used = [i for i, v in enumerate(indices) if v is not None]
-    tables = [indices[i] for i in used]
-    for table in tables:
-        assert table is not None
-        pin_table(t, table)
-    ndim = max(v.ndim for v in tables if v is not None)
-    kept: list[Label] = [PINNED if i in used else ("lead", i) for i in range(x.ndim)]
-    adjacent = used == list(range(used[0], used[-1] + 1))
-    at = used[0] if adjacent else 0
-    rest = [label for i, label in enumerate(kept) if i not in used]
-    return t.multilinear([[(x, kept)]], [*rest[:at], *[PINNED] * ndim, *rest[at:]])
+    tables = {i: v for i, v in enumerate(indices) if v is not None}
+    for table in tables.values():
+        _pin_table(t, table)
+    used = list(tables)
+    at = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    labels = t.pinned(x, used)
+    rest = [label for label in labels if label is not PINNED]
+    return t.linear(x, labels, [*rest[:at], *[PINNED] * max(v.ndim for v in tables.values()), *rest[at:]])
 
 
 @rule("aten.gather")
 def gather(t: GraphBuilder, x: Value, dim: int, index: Value, **_: Any) -> Value:
     dim %= x.ndim
     labels = [PINNED if d == dim or x.shape[d] != index.shape[d] else ("lead", d) for d in range(x.ndim)]
-    law = ScaleRule(({0: 1, 2: -1}, {1: 1}), ({0: 1, 2: 1}, {1: 1}))
-    return t.joint(
-        [(x, labels), (index, labels)], labels, rules={label: law for label in labels if label is not PINNED}
-    )
+    scales = ScaleRule(({0: 1, 2: -1}, {1: 1}), ({0: 1, 2: 1}, {1: 1}))
+    return t.joint([(x, labels), (index, labels)], labels, rules=scales)
 
 
 @rule("aten.im2col")
 def unfold_patches(t: GraphBuilder, x: Value, kernel: Sequence[int], *_: Any) -> Value:
     """Patches of an image become columns: channels turn into (channel, kernel row, kernel column)."""
-    labels: list[Label] = ["batch", "channel", PINNED, PINNED] if x.ndim == 4 else ["channel", PINNED, PINNED]
-    lead = labels[:-2]
+    labels = t.pinned(x, (-2, -1))
     shape = (*x.shape[:-2], kernel[0] * kernel[1], t.shape[-1])
-    return t.reshape(t.multilinear([[(x, labels)]], [*lead, PINNED, PINNED], shape), t.shape)
+    return t.reshape(t.linear(x, labels, labels, shape), t.shape)
 
 
 @rule("aten.col2im")
 def fold_patches(t: GraphBuilder, x: Value, size: Sequence[int], kernel: Sequence[int], *_: Any) -> Value:
     area = kernel[0] * kernel[1]
     x = t.reshape(x, (*x.shape[:-2], x.shape[-2] // area, area, x.shape[-1]))
-    lead: list[Label] = ["batch", "channel"] if x.ndim == 4 else ["channel"]
-    return t.multilinear([[(x, [*lead, PINNED, PINNED])]], [*lead, PINNED, PINNED])
+    return _along(t, x, (-2, -1))
 
 
 @rule("aten.unfold")
 def unfold_windows(t: GraphBuilder, x: Value, dim: int, size: int, step: int) -> Value:
-    dim %= x.ndim
-    labels = [PINNED if d == dim else ("lead", d) for d in range(x.ndim)]
-    return t.multilinear([[(x, labels)]], [*labels, PINNED])
+    return t.linear(x, t.pinned(x, [dim]), [*t.pinned(x, [dim]), PINNED])
 
 
 @rule("aten.max.dim", "aten.min.dim", "aten.topk", "aten.sort", "aten.kthvalue", "aten.median.dim")
 def ranked(t: GraphBuilder, x: Value, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
     """Positions along one axis are compared. Sorted, the values do not tell in which order they stood; places do."""
-    assert t.call is not None
-    at = 1 if t.call.op.startswith(("aten.topk", "aten.kthvalue")) else 0
+    at = 1 if t.op.startswith(("aten.topk", "aten.kthvalue")) else 0
     dim = kwargs.get("dim", args[at] if len(args) > at else -1)
-    labels = t.labels(x)
-    in_order = not t.call.op.startswith("aten.topk") or kwargs.get("sorted", args[3] if len(args) > 3 else True)
+    in_order = not t.op.startswith("aten.topk") or kwargs.get("sorted", args[3] if len(args) > 3 else True)
     if 1 not in t.unread or not in_order:
-        return _ranked(t, x, labels, dim, PINNED, 0), _ranked(t, x, labels, dim, PINNED, 1)
-    return _ranked(t, x, labels, dim, labels[dim], 0), t.fixed(t.shape, floating=False)
+        return _ranked(t, x, dim, PINNED, 0), _ranked(t, x, dim, PINNED, 1)
+    return _ranked(t, x, dim, t.labels(x)[dim], 0), t.fixed(t.shape, floating=False)
 
 
 @rule("aten.argsort", "aten.argmax", "aten.argmin")
 def places(t: GraphBuilder, x: Value, *args: Any, **kwargs: Any) -> Value:
-    assert t.call is not None
-    dim = kwargs.get("dim", args[0] if args else -1 if t.call.op.startswith("aten.argsort") else None)
-    labels = t.labels(x)
+    dim = kwargs.get("dim", args[0] if args else -1 if t.op.startswith("aten.argsort") else None)
     if dim is None:
         return t.joint([(x, [PINNED] * x.ndim)], [PINNED] * len(t.shape))
-    return _ranked(t, x, labels, dim, PINNED, 1)
+    return _ranked(t, x, dim, PINNED, 1)
 
 
-def _ranked(t: GraphBuilder, x: Value, labels: list[Label], dim: int, compared: Label, result: int) -> Value:
-    """Values (result 0), which scale with the input, or places (1), which do not care for a positive scale."""
-    own = [compared if d == dim % x.ndim else label for d, label in enumerate(labels)]
-    out = [PINNED if d == dim % x.ndim else label for d, label in enumerate(labels)]
+def _ranked(t: GraphBuilder, x: Value, dim: int, compared: Label, result: int) -> Value:
+    """Values (result 0), which scale with the input, or places (1), which a positive scale does not change."""
+    own, out = t.pinned(x, [dim]), t.pinned(x, [dim])
+    own[dim] = compared
     if len(t.shape) < x.ndim:
         del out[dim]
-    law = ScaleRule(({0: 1, 1: -1},) if result == 0 else ({1: 1},), ({0: 1}, {1: 1}))
-    laws = {label: law for label in out if label is not PINNED}
-    return t.joint([(x, own)], out, t.shape, mixes=[compared] if compared is not PINNED else (), rules=laws)
+    scales = ScaleRule(({0: 1, 1: -1},) if result == 0 else ({1: 1},), ({0: 1}, {1: 1}))
+    rules = {label: scales for label in out if label is not PINNED}
+    return t.joint([(x, own)], out, t.shape, mixes=[compared] if compared is not PINNED else (), rules=rules)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rules for ops that add or write rows at places given by a table: index_add, scatter and its reductions.
-#
-# What graph networks do with messages. The axis that is written by position keeps its order; features pass.
+# -- Writing at places given by a table, as graph networks do with messages --------------------------------------------
 
 
 @rule("aten.index_add")
 def index_add(t: GraphBuilder, x: Value, dim: int, index: Value, source: Value, **_: Any) -> Value:
-    pin_table(t, index)
-    labels = [PINNED if d == dim % x.ndim else label for d, label in enumerate(t.labels(x))]
+    _pin_table(t, index)
+    labels = t.pinned(x, [dim])
     return t.multilinear([[(x, labels)], [(source, labels)]], labels)
 
 
@@ -212,6 +180,5 @@ def _scatter(t: GraphBuilder, x: Value, dim: int, index: Value, source: Value, p
     whole = [len({v.shape[d] for v in (x, index, source)}) == 1 and d != dim % x.ndim for d in range(x.ndim)]
     labels: list[Label] = [label if whole[d] else PINNED for d, label in enumerate(t.labels(x))]
     real = ({0: 1, 3: -1}, {2: 1, 3: -1}, {1: 1})
-    law = ScaleRule(real, ({0: 1}, {1: 1}, {2: 1}, {3: 1}) if positive else real)
-    operands = [(v, labels) for v in (x, index, source)]
-    return t.joint(operands, labels, rules={label: law for label in labels if label is not PINNED})
+    scales = ScaleRule(real, ({0: 1}, {1: 1}, {2: 1}, {3: 1}) if positive else real)
+    return t.joint([(v, labels) for v in (x, index, source)], labels, rules=scales)

@@ -1,16 +1,16 @@
-"""Rules for linear maps: linear layers, matrix products, einsum, convolutions, complex numbers and Fourier transforms."""
+"""Rules for linear maps: linear layers, matrix products, einsum, convolutions, complex numbers, Fourier transforms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from intertwine.graph.builder import PINNED, Factor, GraphBuilder, rule
-from intertwine.graph.constraints import Label, Value
-from intertwine.graph.rules.elementwise import out_labels, spread
+import torch
 
-# ----------------------------------------------------------------------------------------------------
-# Rules for matrix products: linear layers, matmul in all its spellings, einsum.
+from intertwine.graph.builder import PINNED, Factor, GraphBuilder, rule, spread_labels
+from intertwine.graph.constraints import Label, Value
+
+# -- Matrix products: linear layers, matmul in all its spellings, einsum -----------------------------------------------
 
 
 @rule("aten.linear")
@@ -71,22 +71,21 @@ def outer(t: GraphBuilder, a: Value, b: Value) -> Value:
 
 @rule("aten.tensordot")
 def tensordot(t: GraphBuilder, a: Value, b: Value, dims_a: Sequence[int], dims_b: Sequence[int]) -> Value:
-    over_a, over_b = [d % a.ndim for d in dims_a], [d % b.ndim for d in dims_b]
-    labels_a = [("sum", over_a.index(d)) if d in over_a else ("a", d) for d in range(a.ndim)]
-    labels_b = [("sum", over_b.index(d)) if d in over_b else ("b", d) for d in range(b.ndim)]
-    kept = [label for label in (*labels_a, *labels_b) if label[0] != "sum"]
-    return t.multilinear([[(a, labels_a), (b, labels_b)]], kept)
+    sides = []
+    for side, x, dims in (("a", a, dims_a), ("b", b, dims_b)):
+        over = [d % x.ndim for d in dims]
+        sides.append([("sum", over.index(d)) if d in over else (side, d) for d in range(x.ndim)])
+    kept = [label for label in (*sides[0], *sides[1]) if label[0] != "sum"]
+    return t.multilinear([[(a, sides[0]), (b, sides[1])]], kept)
 
 
 @rule("aten.einsum")
 def einsum(t: GraphBuilder, equation: str, operands: Sequence[Value], **_: object) -> Value:
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
-    wild = max(
-        (v.ndim - len(term.replace("...", "")) for v, term in zip(operands, terms, strict=True) if "..." in term),
-        default=0,
-    )
-    labels = [_spell(term, v.ndim, wild) for v, term in zip(operands, terms, strict=True)]
+    pairs = list(zip(operands, terms, strict=True))
+    wild = max((v.ndim - len(term.replace("...", "")) for v, term in pairs if "..." in term), default=0)
+    labels = [_spell(term, v.ndim, wild) for v, term in pairs]
     letters = [x for term in terms for x in term.replace("...", "")]
     implicit = "..." * ("..." in inputs) + "".join(sorted(x for x in set(letters) if letters.count(x) == 1))
     out = _spell(output if arrow else implicit, len(t.shape), wild)
@@ -94,11 +93,11 @@ def einsum(t: GraphBuilder, equation: str, operands: Sequence[Value], **_: objec
     for v, own in zip(operands, labels, strict=True):
         size |= {label: max(n, size.get(label, 1)) for label, n in zip(own, v.shape, strict=True)}
     # a letter of size 1 is spread over the entries it has elsewhere
-    spread = [
-        (v, [label if n == size[label] else None for label, n in zip(own, v.shape, strict=True)])
+    own_labels = [
+        [label if n == size[label] else None for label, n in zip(own, v.shape, strict=True)]
         for v, own in zip(operands, labels, strict=True)
     ]
-    return t.multilinear([spread], out)
+    return t.multilinear([list(zip(operands, own_labels, strict=True))], out)
 
 
 def _spell(term: str, ndim: int, wild: int) -> list[Label]:
@@ -109,116 +108,65 @@ def _spell(term: str, ndim: int, wild: int) -> list[Label]:
 
 def matmul_labels(a: Sequence[int], b: Sequence[int]) -> tuple[list[Label | None], list[Label | None], list[Label]]:
     """Labels of a, b and the result of a matrix product with broadcast batch axes."""
-    batch_a, batch_b = list(a[:-2]), list(b[:-2])
-    depth = max(len(batch_a), len(batch_b))
-    out: list[Label] = [("batch", i) for i in range(depth)]
-
-    def lead(batch: list[int], other: list[int]) -> list[Label | None]:
-        full = [1] * (depth - len(other)) + other
-        shift = depth - len(batch)
-        return [None if n == 1 and full[shift + i] != 1 else ("batch", shift + i) for i, n in enumerate(batch)]
-
-    labels_a = [*lead(batch_a, batch_b), *(["row"] if len(a) > 1 else []), "inner"]
-    labels_b = [*lead(batch_b, batch_a), "inner", *(["column"] if len(b) > 1 else [])]
-    out += (["row"] if len(a) > 1 else []) + (["column"] if len(b) > 1 else [])
-    return labels_a, labels_b, out
+    batch = torch.broadcast_shapes(a[:-2], b[:-2])
+    rows, columns = ["row"] * (len(a) > 1), ["column"] * (len(b) > 1)
+    lead_a, lead_b = spread_labels(a[:-2], batch), spread_labels(b[:-2], batch)
+    return [*lead_a, *rows, "inner"], [*lead_b, "inner", *columns], [*spread_labels(batch, batch), *rows, *columns]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rules for convolutions of any dimension, grouped, depthwise and transposed.
-#
-# Channels of a grouped convolution are read as (group, channel within the group); everything else follows.
+# -- Convolutions: channels of a grouped one are read as (group, channel within the group) -----------------------------
 
 
-@rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
-def conv(
-    t: GraphBuilder,
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: object = 1,
-    padding: object = 0,
-    dilation: object = 1,
-    groups: int = 1,
-) -> Value:
-    return _convolve(t, x, weight, bias, groups, transposed=False)
-
-
-@rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
-def conv_transpose(
-    t: GraphBuilder,
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: object = 1,
-    padding: object = 0,
-    output_padding: object = 0,
-    groups: int = 1,
-    dilation: object = 1,
-) -> Value:
-    return _convolve(t, x, weight, bias, groups, transposed=True)
+@rule(
+    "aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.conv_transpose1d", "aten.conv_transpose2d",
+    "aten.conv_transpose3d",
+)  # fmt: skip
+def conv(t: GraphBuilder, x: Value, weight: Value, bias: Value | None = None, *options: Any, **named: Any) -> Value:
+    """`options`: stride, padding, dilation, groups; transposed: stride, padding, output padding, groups, dilation."""
+    groups = options[3] if len(options) > 3 else named.get("groups", 1)
+    return _convolve(t, x, weight, bias, groups, "transpose" in t.op)
 
 
 @rule("aten.convolution", "aten._convolution")
-def convolution(
-    t: GraphBuilder,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: object,
-    padding: object,
-    dilation: object,
-    transposed: bool,
-    output_padding: object,
-    groups: int,
-    *_: object,
-) -> Value:
+def convolution(t: GraphBuilder, x: Value, weight: Value, bias: Value | None, *options: Any) -> Value:
+    _stride, _padding, _dilation, transposed, _output_padding, groups = options[:6]
     return _convolve(t, x, weight, bias, groups, transposed)
 
 
 def _convolve(t: GraphBuilder, x: Value, weight: Value, bias: Value | None, groups: int, transposed: bool) -> Value:
-    space = weight.ndim - 2
-    batch: list[Label] = ["batch"] * (x.ndim - space - 1)
-    lead, spatial = len(batch), [PINNED] * space
-    kernel = [PINNED] * space
+    lead = x.ndim - weight.ndim + 1  # 0 for an image without a batch
+    batch: list[Label] = ["batch"] * lead
+    space = [PINNED] * (weight.ndim - 2)
+    channels: list[Label] = ["in", "out"] if transposed else ["out", "in"]
     if groups == 1:
-        channels = ["in", "out"] if transposed else ["out", "in"]
-        terms = [[(x, [*batch, "in", *spatial]), (weight, [*channels, *kernel])], [(bias, ["out"])]]
-        return t.multilinear(terms, [*batch, "out", *spatial])
-    grouped_x = t.reshape(x, (*x.shape[:lead], groups, x.shape[lead] // groups, *x.shape[lead + 1 :]))
-    grouped_w = t.reshape(weight, (groups, weight.shape[0] // groups, *weight.shape[1:]))
+        terms = [[(x, [*batch, "in", *space]), (weight, [*channels, *space])], [(bias, ["out"])]]
+        return t.multilinear(terms, [*batch, "out", *space])
     out = t.shape[lead]
-    grouped_b = t.reshape(bias, (groups, out // groups)) if bias is not None else None
-    channels = ["group", "in", "out"] if transposed else ["group", "out", "in"]
-    terms = [
-        [(grouped_x, [*batch, "group", "in", *spatial]), (grouped_w, [*channels, *kernel])],
-        [(grouped_b, ["group", "out"])],
-    ]
+    x = t.reshape(x, (*x.shape[:lead], groups, x.shape[lead] // groups, *x.shape[lead + 1 :]))
+    weight = t.reshape(weight, (groups, weight.shape[0] // groups, *weight.shape[1:]))
+    bias = t.reshape(bias, (groups, out // groups)) if bias is not None else None
+    product = [(x, [*batch, "group", "in", *space]), (weight, ["group", *channels, *space])]
     shape = (*t.shape[:lead], groups, out // groups, *t.shape[lead + 1 :])
-    return t.reshape(t.multilinear(terms, [*batch, "group", "out", *spatial], shape), t.shape)
+    terms = [product, [(bias, ["group", "out"])]]
+    return t.reshape(t.multilinear(terms, [*batch, "group", "out", *space], shape), t.shape)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rules for complex numbers made of real ones, and for Fourier transforms.
-#
-# They are linear over the reals, so real scales and signs pass along every axis but the transformed one.
+# -- Complex numbers and Fourier transforms: linear over the reals along every axis but the transformed one ------------
 
 
 @rule("aten.view_as_complex", "aten.view_as_complex_copy")
 def view_as_complex(t: GraphBuilder, x: Value) -> Value:
-    labels = t.labels(x, 1)
-    return t.multilinear([[(x, [*labels, PINNED])]], labels)
+    return t.linear(x, [*t.labels(x, 1), PINNED], t.labels(x, 1))
 
 
 @rule("aten.view_as_real", "aten.view_as_real_copy")
 def view_as_real(t: GraphBuilder, x: Value) -> Value:
-    labels = t.labels(x)
-    return t.multilinear([[(x, labels)]], [*labels, PINNED])
+    return t.linear(x, t.labels(x), [*t.labels(x), PINNED])
 
 
 @rule("aten.complex")
 def from_parts(t: GraphBuilder, real: Value, imaginary: Value) -> Value:
-    return t.multilinear([[(real, spread(t, real))], [(imaginary, spread(t, imaginary))]], out_labels(t))
+    return t.multilinear([[(real, t.spread(real))], [(imaginary, t.spread(imaginary))]], t.out)
 
 
 @rule("aten.polar")
@@ -227,18 +175,17 @@ def polar(t: GraphBuilder, length: Value, angle: Value) -> Value:
         why = f"it meets a constant in {t.here}"
         t.boundary(length, why)
         return t.fixed(t.shape, why, floating=False)
-    return t.joint([(length, spread(t, length)), (angle, spread(t, angle))], out_labels(t))
+    return t.joint([(length, t.spread(length)), (angle, t.spread(angle))], t.out)
 
 
 @rule("aten.conj", "aten._conj", "aten.conj_physical", "aten.real", "aten.imag")
 def conjugate(t: GraphBuilder, x: Value) -> Value:
-    labels = t.labels(x)
-    return t.multilinear([[(x, labels)]], labels)
+    return t.linear(x, t.labels(x), t.labels(x))
 
 
 @rule("aten.fft_fft", "aten.fft_ifft", "aten.fft_rfft", "aten.fft_irfft", "aten.fft_hfft", "aten.fft_ihfft")
 def fourier(t: GraphBuilder, x: Value, n: int | None = None, dim: int = -1, *_: Any) -> Value:
-    return _transform(t, x, (dim,))
+    return t.linear(x, t.pinned(x, [dim]), t.pinned(x, [dim]))
 
 
 @rule(
@@ -246,14 +193,7 @@ def fourier(t: GraphBuilder, x: Value, n: int | None = None, dim: int = -1, *_: 
     "aten.fft_rfftn", "aten.fft_irfftn", "aten.fft_fftshift", "aten.fft_ifftshift",
 )  # fmt: skip
 def fourier_over_many(t: GraphBuilder, x: Value, *args: Any) -> Value:
-    assert t.call is not None
-    at, default = (0, None) if "shift" in t.call.op else (1, (-2, -1) if "fft2" in t.call.op else None)
+    at, default = (0, None) if "shift" in t.op else (1, (-2, -1) if "fft2" in t.op else None)
     dims: Sequence[int] | int | None = args[at] if len(args) > at else default
-    return _transform(t, x, (dims,) if isinstance(dims, int) else dims)
-
-
-def _transform(t: GraphBuilder, x: Value, dims: Sequence[int] | None) -> Value:
-    """Every entry along the transformed axes becomes a mixture of all of them."""
-    over = range(x.ndim) if dims is None else [d % x.ndim for d in dims]
-    labels = [PINNED if d in over else label for d, label in enumerate(t.labels(x))]
-    return t.multilinear([[(x, labels)]], labels)
+    labels = t.pinned(x, (dims,) if isinstance(dims, int) else range(x.ndim) if dims is None else dims)
+    return t.linear(x, labels, labels)

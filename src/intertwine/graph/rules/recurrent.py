@@ -1,7 +1,7 @@
 """Rules for recurrent layers and cells, spelled out gate by gate.
 
-Gates are blocks of one axis, each an occurrence of the hidden axis, which also stands on the other side of W_hh. What
-is read from the past is what was written, so state and output are tied.
+Gates are blocks of one axis, in each of which the hidden axis stands, as it does on the other side of W_hh. What is
+read from the past is what was written, so state and output are tied.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import torch
 from intertwine.graph.builder import PINNED, GraphBuilder, rule
 from intertwine.graph.constraints import Label, Value
 
-Step = Callable[
-    [GraphBuilder, Value, list[Value], Sequence[Value]], list[Value]
-]  # (x, states, parameters) → new states
+#: (x, states, parameters) → new states
+Step = Callable[[GraphBuilder, Value, list[Value], Sequence[Value]], list[Value]]
 
 
 def _gate(t: GraphBuilder, x: Value, weight: Value, bias: Value | None, k: int, size: int) -> Value:
@@ -30,58 +29,46 @@ def _gate(t: GraphBuilder, x: Value, weight: Value, bias: Value | None, k: int, 
 
 
 def _sum(t: GraphBuilder, *xs: Value) -> Value:
-    labels = t.labels(xs[0])
-    return t.multilinear([[(x, labels)] for x in xs], labels, xs[0].shape)
+    return t.multilinear([[(x, t.labels(x))] for x in xs], t.labels(xs[0]), xs[0].shape)
 
 
 def _times(t: GraphBuilder, *xs: Value) -> Value:
-    labels = t.labels(xs[0])
-    return t.multilinear([[(x, labels) for x in xs]], labels, xs[0].shape)
+    return t.multilinear([[(x, t.labels(x)) for x in xs]], t.labels(xs[0]), xs[0].shape)
 
 
-def _split(own: Sequence[Value]) -> tuple[Value, Value, Value | None, Value | None]:
-    return own[0], own[1], own[2] if len(own) > 3 else None, own[3] if len(own) > 3 else None
+def _gates(t: GraphBuilder, x: Value, h: Value, own: Sequence[Value], count: int) -> list[tuple[Value, Value]]:
+    """What each gate reads of the input and of the hidden state."""
+    w_in, w_hh, b_in, b_hh = own[0], own[1], own[2] if len(own) > 3 else None, own[3] if len(own) > 3 else None
+    size = w_in.shape[0] // count
+    return [(_gate(t, x, w_in, b_in, k, size), _gate(t, h, w_hh, b_hh, k, size)) for k in range(count)]
 
 
 def lstm_step(t: GraphBuilder, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
     """Gates input, forget, cell, output; an odd fifth (or third) parameter projects the output."""
     h, c = states
-    w_in, w_hh, b_in, b_hh = _split(own)
-    size = w_in.shape[0] // 4
-    gates = [_sum(t, _gate(t, x, w_in, b_in, k, size), _gate(t, h, w_hh, b_hh, k, size)) for k in range(4)]
-    opened = [
-        t.pointwise(torch.tanh if k == 2 else torch.sigmoid, g, "tanh" if k == 2 else "sigmoid")
-        for k, g in enumerate(gates)
-    ]
-    c = _sum(t, _times(t, opened[1], c), _times(t, opened[0], opened[2]))
-    y = _times(t, opened[3], t.pointwise(torch.tanh, c, "tanh"))
+    sums = [_sum(t, *parts) for parts in _gates(t, x, h, own, 4)]
+    functions = [(torch.tanh, "tanh") if k == 2 else (torch.sigmoid, "sigmoid") for k in range(4)]
+    enter, forget, cell, leave = (t.pointwise(fn, g, key) for (fn, key), g in zip(functions, sums, strict=True))
+    c = _sum(t, _times(t, forget, c), _times(t, enter, cell))
+    y = _times(t, leave, t.pointwise(torch.tanh, c, "tanh"))
     if len(own) in (3, 5):
-        lead = t.labels(y, 1)
-        y = t.multilinear(
-            [[(y, [*lead, "in"]), (own[-1], ["out", "in"])]], [*lead, "out"], (*y.shape[:-1], own[-1].shape[0])
-        )
+        y = _gate(t, y, own[-1], None, 0, own[-1].shape[0])
     return [y, c]
 
 
 def gru_step(t: GraphBuilder, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
     """Gates reset, update, new."""
     (h,) = states
-    w_in, w_hh, b_in, b_hh = _split(own)
-    size = w_in.shape[0] // 3
-    from_x = [_gate(t, x, w_in, b_in, k, size) for k in range(3)]
-    from_h = [_gate(t, h, w_hh, b_hh, k, size) for k in range(3)]
-    reset, update = (t.pointwise(torch.sigmoid, _sum(t, from_x[k], from_h[k]), "sigmoid") for k in range(2))
-    new = t.pointwise(torch.tanh, _sum(t, from_x[2], _times(t, reset, from_h[2])), "tanh")
+    gates = _gates(t, x, h, own, 3)
+    reset, update = (t.pointwise(torch.sigmoid, _sum(t, *parts), "sigmoid") for parts in gates[:2])
+    new = t.pointwise(torch.tanh, _sum(t, gates[2][0], _times(t, reset, gates[2][1])), "tanh")
     keep = t.pointwise(lambda v: 1 - v, update, "1 - x")
     return [_sum(t, _times(t, keep, new), _times(t, update, h))]
 
 
 def _plain_step(fn: Callable[[torch.Tensor], torch.Tensor], name: str) -> Step:
     def step(t: GraphBuilder, x: Value, states: list[Value], own: Sequence[Value]) -> list[Value]:
-        w_in, w_hh, b_in, b_hh = _split(own)
-        size = w_in.shape[0]
-        summed = _sum(t, _gate(t, x, w_in, b_in, 0, size), _gate(t, states[0], w_hh, b_hh, 0, size))
-        return [t.pointwise(fn, summed, name)]
+        return [t.pointwise(fn, _sum(t, *_gates(t, x, states[0], own, 1)[0]), name)]
 
     return step
 
@@ -132,10 +119,10 @@ def rnn_relu_cell(t: GraphBuilder, x: Value, state: Value, *own: Value | None) -
 
 
 def _layers(
-    t: GraphBuilder, x: Value, states: Sequence[Value], params: Sequence[Value], step: Step, has_biases: bool, layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    t: GraphBuilder, x: Value, states: Sequence[Value], params: Sequence[Value], step: Step, has_biases: bool,
+    layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """A stack of layers, each in one or two directions; the last states are built only where something reads them."""
+    """A stack of layers, each in one or two directions."""
     directions = 2 if bidirectional else 1
     each = len(params) // (layers * directions)
     finals: list[list[Value]] = [[] for _ in states]
@@ -170,7 +157,7 @@ def _sequence(
     last = []
     for value, start in zip(tied, first, strict=True):
         rest: list[Label] = [PINNED] * (start.ndim - 1)
-        read = t.multilinear([[(value, [*lead, "unit"])]], [*rest, "unit"], start.shape)
+        read = t.linear(value, [*lead, "unit"], [*rest, "unit"], start.shape)
         last.append(_tie(t, [read, start], rest, start.shape))
     return tied[0], last
 

@@ -9,10 +9,8 @@ import torch
 
 from intertwine.graph.builder import PINNED, GraphBuilder, rule
 from intertwine.graph.constraints import Value
-from intertwine.graph.rules.elementwise import out_labels, spread
 
-# ----------------------------------------------------------------------------------------------------
-# Rules for ops that only move or copy entries: identities, reshapes, permutes, broadcasts, shuffles.
+# -- Ops that only move or copy entries: identities, reshapes, permutes, broadcasts, shuffles --------------------------
 
 
 @rule(
@@ -27,16 +25,14 @@ def identity(t: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value:
 @rule("aten.to", "aten._to_copy", "aten.type_as", "aten.float", "aten.double", "aten.half", "aten.bfloat16")
 def cast(t: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value:
     assert t.call is not None
-    if x.floating and t.call.dtype is not None and not t.call.dtype.is_floating_point:
-        labels = t.labels(x)  # rounding to integers: positions keep their places, scales do not pass
-        return t.joint([(x, labels)], labels, x.shape)
-    return x
+    rounds = x.floating and t.call.dtype is not None and not t.call.dtype.is_floating_point
+    return to_integer(t, x) if rounds else x
 
 
 @rule("aten.bool", "aten.int", "aten.long")
 def to_integer(t: GraphBuilder, x: Value, *_: Any) -> Value:
-    labels = t.labels(x)
-    return t.joint([(x, labels)], labels, x.shape)
+    """Positions keep their places, scales do not pass."""
+    return t.joint([(x, t.labels(x))], t.labels(x), x.shape)
 
 
 @rule(
@@ -66,10 +62,10 @@ def transpose(t: GraphBuilder, x: Value, a: int, b: int) -> Value:
 
 @rule("aten.t", "aten.numpy_T", "aten.mT", "aten.matrix_H", "aten.mH", "aten.adjoint")
 def matrix_transpose(t: GraphBuilder, x: Value) -> Value:
-    assert t.call is not None
-    whole = t.call.op.startswith(("aten.t.", "aten.numpy_T"))
-    order = list(range(x.ndim))[::-1] if whole else [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2]
-    return t.permute(x, order) if x.ndim > 1 else x
+    if x.ndim < 2:
+        return x
+    order = list(range(x.ndim))
+    return t.permute(x, order[::-1] if t.op.startswith(("aten.t.", "aten.numpy_T")) else [*order[:-2], -1, -2])
 
 
 @rule("aten.movedim", "aten.moveaxis")
@@ -77,23 +73,17 @@ def movedim(t: GraphBuilder, x: Value, source: int | Sequence[int], destination:
     sources = [d % x.ndim for d in ([source] if isinstance(source, int) else source)]
     targets = [d % x.ndim for d in ([destination] if isinstance(destination, int) else destination)]
     rest = iter(d for d in range(x.ndim) if d not in sources)
-    order = [sources[targets.index(d)] if d in targets else next(rest) for d in range(x.ndim)]
-    return t.permute(x, order)
+    return t.permute(x, [sources[targets.index(d)] if d in targets else next(rest) for d in range(x.ndim)])
 
 
 @rule("aten.expand", "aten.expand_as", "aten.broadcast_to", "aten.expand_copy")
 def expand(t: GraphBuilder, x: Value, *_: Any, **__: Any) -> Value:
-    if x.shape == t.shape:
-        return x
-    return t.multilinear([[(x, spread(t, x))]], out_labels(t))
-
-
-expand.creates = True  # type: ignore[attr-defined]  # also a constant is alike along an axis it is spread over
+    return x if x.shape == t.shape else t.linear(x, t.spread(x), t.out)
 
 
 @rule("aten.copy", "aten.copy_")
 def copy(t: GraphBuilder, old: Value, x: Value, *_: Any) -> Value:
-    return t.multilinear([[(x, spread(t, x))]], out_labels(t))
+    return t.linear(x, t.spread(x), t.out)
 
 
 @rule("aten.repeat", "aten.tile")
@@ -101,28 +91,19 @@ def repeat(t: GraphBuilder, x: Value, repeats: Sequence[int]) -> Value:
     """Each axis becomes (copies, axis); the copies are alike, so they may change places freely."""
     repeats = [*[1] * (x.ndim - len(repeats)), *repeats]
     padded = t.reshape(x, (*[1] * (len(repeats) - x.ndim), *x.shape))
-    shape = [n for r, s in zip(repeats, padded.shape, strict=True) for n in (r, s)]
-    labels = [("axis", i) for i in range(padded.ndim)]
-    out = [label for i in range(padded.ndim) for label in (("copy", i), ("axis", i))]
-    return t.reshape(t.multilinear([[(padded, labels)]], out, tuple(shape)), t.shape)
+    shape = tuple(n for pair in zip(repeats, padded.shape, strict=True) for n in pair)
+    out = [label for i, axis in enumerate(t.labels(padded)) for label in (("copy", i), axis)]
+    return t.reshape(t.linear(padded, t.labels(padded), out, shape), t.shape)
 
 
 @rule("aten.repeat_interleave.self_int")
 def repeat_interleave(t: GraphBuilder, x: Value, repeats: int, dim: int | None = None, **_: Any) -> Value:
     if dim is None:
-        x, dim = t.reshape(x, (_size(x.shape),)), 0
-    dim %= x.ndim
+        x, dim = t.reshape(x, (torch.Size(x.shape).numel(),)), 0
+    after = dim % x.ndim + 1
     labels = t.labels(x)
-    out = [*labels[: dim + 1], "copy", *labels[dim + 1 :]]
-    shape = (*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :])
-    return t.reshape(t.multilinear([[(x, labels)]], out, shape), t.shape)
-
-
-def _size(shape: Sequence[int]) -> int:
-    n = 1
-    for s in shape:
-        n *= s
-    return n
+    shape = (*x.shape[:after], repeats, *x.shape[after:])
+    return t.reshape(t.linear(x, labels, [*labels[:after], "copy", *labels[after:]], shape), t.shape)
 
 
 @rule("aten.pixel_shuffle")
@@ -143,20 +124,17 @@ def pixel_unshuffle(t: GraphBuilder, x: Value, factor: int) -> Value:
 
 @rule("aten.channel_shuffle", "aten.native_channel_shuffle")
 def channel_shuffle(t: GraphBuilder, x: Value, groups: int) -> Value:
-    c = x.shape[1]
-    x = t.reshape(x, (x.shape[0], groups, c // groups, *x.shape[2:]))
+    x = t.reshape(x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
     return t.reshape(t.permute(x, [0, 2, 1, *range(3, x.ndim)]), t.shape)
 
 
 @rule("aten.diagonal")
 def diagonal(t: GraphBuilder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    dims = {dim1 % x.ndim, dim2 % x.ndim}
-    labels = [PINNED if d in dims else ("lead", d) for d in range(x.ndim)]
-    return t.multilinear([[(x, labels)]], [*(label for label in labels if label is not PINNED), PINNED])
+    labels = t.pinned(x, (dim1, dim2))
+    return t.linear(x, labels, [*(label for label in labels if label is not PINNED), PINNED])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rules for ops that lay tensors side by side or take them apart: cat, stack, split, chunk, slice, select, pad.
+# -- Ops that lay tensors side by side or take them apart: cat, stack, split, chunk, slice, select, pad ----------------
 
 
 @rule("aten.cat", "aten.concat", "aten.concatenate")
@@ -172,20 +150,13 @@ def stack(t: GraphBuilder, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 
 @rule(
-    "aten.split.Tensor",
-    "aten.split_with_sizes",
-    "aten.chunk",
-    "aten.tensor_split",
-    "aten.split_with_sizes_copy",
-    "aten.split.sizes",
-    "aten.split_copy.Tensor",
-    "aten.unsafe_split.Tensor",
-)
+    "aten.split.Tensor", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.split_with_sizes_copy",
+    "aten.split.sizes", "aten.split_copy.Tensor", "aten.unsafe_split.Tensor",
+)  # fmt: skip
 def split(t: GraphBuilder, x: Value, _sizes: Any, dim: int = 0) -> tuple[Value, ...]:
-    assert t.call is not None
     dim %= x.ndim
     pieces, start = [], 0
-    for i, shape in enumerate(t.call.shapes):
+    for i, shape in enumerate(t.shapes):
         assert shape is not None
         pieces.append(t.fixed(shape) if i in t.unread else t.narrow(x, dim, start, shape[dim]))
         start += shape[dim]
@@ -194,18 +165,13 @@ def split(t: GraphBuilder, x: Value, _sizes: Any, dim: int = 0) -> tuple[Value, 
 
 @rule("aten.unbind", "aten.unbind_copy")
 def unbind(t: GraphBuilder, x: Value, dim: int = 0) -> tuple[Value, ...]:
-    shape = t.shape
-    return tuple(t.fixed(shape) if i in t.unread else _pick(t, x, dim % x.ndim, i) for i in range(x.shape[dim]))
+    return tuple(t.fixed(t.shape) if i in t.unread else select(t, x, dim, i) for i in range(x.shape[dim]))
 
 
 @rule("aten.select.int", "aten.select_copy.int")
 def select(t: GraphBuilder, x: Value, dim: int, index: int) -> Value:
     dim %= x.ndim
-    return _pick(t, x, dim, index % x.shape[dim])
-
-
-def _pick(t: GraphBuilder, x: Value, dim: int, index: int) -> Value:
-    return t.reshape(t.narrow(x, dim, index, 1), (*x.shape[:dim], *x.shape[dim + 1 :]))
+    return t.reshape(t.narrow(x, dim, index % x.shape[dim], 1), (*x.shape[:dim], *x.shape[dim + 1 :]))
 
 
 @rule("aten.narrow")
@@ -225,61 +191,38 @@ def slice_(
     if n % step == 0 and start < step and t.shape[dim] == n // step:
         paired = t.reshape(x, (*x.shape[:dim], n // step, step, *x.shape[dim + 1 :]))
         return t.reshape(t.narrow(paired, dim + 1, start, 1), t.shape)
-    t.freeze(x, [dim], f"every {_ordinal(step)} entry is taken ({t.here})")
-    labels = [PINNED if d == dim else ("lead", d) for d in range(x.ndim)]
-    return t.multilinear([[(x, labels)]], labels)
-
-
-def _ordinal(n: int) -> str:
-    """2nd, 3rd, 4th, 11th, 21st."""
-    ends = {1: "st", 2: "nd", 3: "rd"}
-    return f"{n}{'th' if 10 <= n % 100 <= 20 else ends.get(n % 10, 'th')}"
+    ending = "th" if 10 <= step % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(step % 10, "th")
+    t.freeze(x, [dim], f"every {step}{ending} entry is taken ({t.here})")
+    return t.linear(x, t.pinned(x, [dim]), t.pinned(x, [dim]))
 
 
 @rule(
-    "aten.pad",
-    "aten.constant_pad_nd",
-    "aten.reflection_pad1d",
-    "aten.reflection_pad2d",
-    "aten.replication_pad2d",
+    "aten.pad", "aten.constant_pad_nd", "aten.reflection_pad1d", "aten.reflection_pad2d", "aten.replication_pad2d",
     "aten.replication_pad1d",
-)
+)  # fmt: skip
 def pad(t: GraphBuilder, x: Value, pads: Sequence[int], mode: Any = "constant", value: float | None = None) -> Value:
-    assert t.call is not None
-    constant = mode == "constant" or not isinstance(mode, str)
     if not isinstance(mode, str):  # constant_pad_nd(x, pads, value)
-        value = mode
-    if t.call.op.startswith(("aten.reflection", "aten.replication")):
-        constant = False
-    touched = [x.ndim - 1 - i // 2 for i in range(0, len(pads), 2) if pads[i] or pads[i + 1]]
-    for d in touched:
-        before, after = pads[2 * (x.ndim - 1 - d)], pads[2 * (x.ndim - 1 - d) + 1]
-        x = (
-            _pad_axis(t, x, d, before, after, float(value or 0))
-            if constant
-            else _pin_axis(t, x, d, x.shape[d] + before + after)
-        )
+        mode, value = "constant", mode
+    constant = mode == "constant" and not t.op.startswith(("aten.reflection", "aten.replication"))
+    for i in range(0, len(pads), 2):
+        before, after, dim = pads[i], pads[i + 1], x.ndim - 1 - i // 2
+        if constant and (before or after):
+            x = _pad_axis(t, x, dim, before, after, zero=not value)
+        elif before or after:
+            shape = (*x.shape[:dim], x.shape[dim] + before + after, *x.shape[dim + 1 :])
+            x = t.linear(x, t.pinned(x, [dim]), t.pinned(x, [dim]), shape)
     return x
 
 
-def _pad_axis(t: GraphBuilder, x: Value, dim: int, before: int, after: int, value: float) -> Value:
+def _pad_axis(t: GraphBuilder, x: Value, dim: int, before: int, after: int, zero: bool) -> Value:
     """Constant padding lays uniform blocks beside the axis; they are free to move among themselves."""
-    start, length = max(-before, 0), x.shape[dim] + min(before, 0) + min(after, 0)
-    x = t.narrow(x, dim, start, length)
-    blocks = [
-        t.uniform((*x.shape[:dim], n, *x.shape[dim + 1 :]), zero=value == 0) if n > 0 else None for n in (before, after)
-    ]
-    return t.concat([b for b in (blocks[0], x, blocks[1]) if b is not None], dim)
+    x = t.narrow(x, dim, max(-before, 0), x.shape[dim] + min(before, 0) + min(after, 0))
+    shapes = [(*x.shape[:dim], n, *x.shape[dim + 1 :]) for n in (before, after)]
+    left, right = (t.uniform(shape, zero=zero) if shape[dim] > 0 else None for shape in shapes)
+    return t.concat([block for block in (left, x, right) if block is not None], dim)
 
 
-def _pin_axis(t: GraphBuilder, x: Value, dim: int, size: int) -> Value:
-    labels = [PINNED if d == dim else ("lead", d) for d in range(x.ndim)]
-    shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
-    return t.multilinear([[(x, labels)]], labels, shape)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Rules for tensors made on the spot: filled with one number they are alike along every axis, else constants.
+# -- Tensors made on the spot: filled with one number they are alike along every axis, else constants ------------------
 
 
 @rule("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.zero", "aten.zero_")
@@ -288,15 +231,9 @@ def zeros(t: GraphBuilder, *_: Any, **__: Any) -> Value:
 
 
 @rule(
-    "aten.ones",
-    "aten.ones_like",
-    "aten.new_ones",
-    "aten.full",
-    "aten.full_like",
-    "aten.new_full",
-    "aten.fill",
+    "aten.ones", "aten.ones_like", "aten.new_ones", "aten.full", "aten.full_like", "aten.new_full", "aten.fill",
     "aten.fill_",
-)
+)  # fmt: skip
 def full(t: GraphBuilder, *_: Any, **__: Any) -> Value:
     return t.uniform(t.shape)
 
@@ -309,16 +246,12 @@ def constant(t: GraphBuilder, *_: Any, **__: Any) -> Value:
 
 
 @rule(
-    "aten._assert_tensor_metadata",
-    "aten._assert_async",
-    "aten.sym_size",
-    "aten.size",
-    "aten.sym_numel",
+    "aten._assert_tensor_metadata", "aten._assert_async", "aten.sym_size", "aten.size", "aten.sym_numel",
     "aten._assert_scalar",
-)
+)  # fmt: skip
 def nothing(t: GraphBuilder, *_: Any, **__: Any) -> None:
     return None
 
 
-for _rule in (zeros, full):
-    _rule.creates = True  # type: ignore[attr-defined]  # these are run although no tensor goes in
+for _rule in (expand, zeros, full):
+    _rule.creates = True  # type: ignore[attr-defined]  # runs on constants too: its result is alike along an axis
