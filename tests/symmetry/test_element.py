@@ -539,7 +539,7 @@ def test_an_optimizer_is_not_moved_through_a_fold() -> None:
     net(x).sum().backward()
     optimizer.step()
     with pytest.raises(
-        it.InputError, match=r"folds 'norm\.weight' into what reads it, .* Fold the model before training"
+        it.InputError, match=r"folds 'norm\.weight' into its consumers, .* Fold the model before training"
     ):
         sym.act_on_optimizer(sym.identity(), optimizer, net)
 
