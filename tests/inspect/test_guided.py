@@ -186,7 +186,7 @@ def test_row_003_f26_a_first_layer_may_write_over_the_images() -> None:
     assert bool((found.maps >= 0).all())
 
 
-def test_row_003_f26_other_activations_are_told() -> None:
+def test_row_003_f26_other_activations_are_reported() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.GELU(), nn.Conv2d(3, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 1)).double()
     found = guided_backprop(model, "4", 0, pictures())
     assert (found.guided, found.unguided) == (("3: relu",), ("1: gelu",))

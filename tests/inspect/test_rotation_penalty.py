@@ -350,7 +350,7 @@ def test_features_are_kept_or_computed_again_with_the_same_result() -> None:
 # -- resuming and reading ----------------------------------------------------------------------------------------------
 
 
-def test_a_killed_run_goes_on_trial_by_trial(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_trial_by_trial(tmp_path: Path) -> None:
     options: dict[str, Any] = {"kind": ["relu", "orthogonal"], "epochs": 1, "seeds": [0, 1]}
     model, data, test = convolutions(0), batches(count=4), digits()[1]
     whole = rotation_penalty(model, "0", data, test, **options)

@@ -1,4 +1,4 @@
-"""Where features of two networks meet: rows, resolutions, tokens and grids, and networks of different kinds."""
+"""Features of two networks at a stitch point: rows, resolutions, tokens and grids, and networks of different kinds."""
 
 from typing import Any
 
@@ -190,7 +190,7 @@ def test_a_transformer_into_a_convolutional_network() -> None:
         grown(mapped(split, point), x)
 
 
-def test_targets_stand_row_by_row_beside_what_arrives() -> None:
+def test_targets_correspond_to_the_front_s_rows() -> None:
     front, back = vit(dim=8, depth=1, heads=2, patch=4, side=32).eval(), myrtle(width=4).eval()
     x = torch.randn(4, 3, 32, 32)
     split = SplitPair(front, back, [("blocks.0", "5"), ("norm", "14:input"), ("head", "16")], ((x,), {}))
@@ -202,7 +202,7 @@ def test_targets_stand_row_by_row_beside_what_arrives() -> None:
         torch.testing.assert_close(split.targets(((x,), {}))[0], to_rows(back[:6](x), "ncpp"))
 
 
-def test_a_vector_into_positions_is_told_when_the_networks_are_cut() -> None:
+def test_a_vector_into_positions_is_refused_at_once() -> None:
     front, back = mlp((3 * 32 * 32, 6, 10)), myrtle(width=4)
     x = torch.randn(4, 3, 32, 32)
     with pytest.raises(MismatchError, match=r"a vector has no positions. Choose a layer of the front before it pools"):

@@ -1,4 +1,4 @@
-"""Outcomes of stitching: scores, the agreement table, penalties, the kind of matrix, tables and pictures."""
+"""Results of stitching: scores, the agreement table, penalties, the kind of matrix, tables and plots."""
 
 import json
 import math
@@ -269,7 +269,7 @@ def test_001_c11_relative_accuracy_is_to_the_back_network() -> None:
     assert made(back_accuracy=None).relative_accuracy is None
 
 
-def test_d21_the_last_and_the_best_epoch_are_both_told() -> None:
+def test_d21_the_last_and_the_best_epoch_are_both_reported() -> None:
     found = made(scores=scored(0.7), best=scored(0.75))
     assert (found.accuracy, found.best_accuracy) == (0.7, 0.75)
     assert found.penalty == pytest.approx(0.15)
@@ -388,7 +388,7 @@ def test_rank_and_its_tolerance() -> None:
     assert [rank(values), rank(values, tolerance=1e-3), rank(values, tolerance=1e-8)] == [3, 2, 4]
 
 
-def test_order_for_the_eye_brings_a_permutation_to_the_diagonal() -> None:
+def test_the_display_order_brings_a_permutation_to_the_diagonal() -> None:
     generator = torch.Generator().manual_seed(0)
     scales = torch.rand(9, generator=generator) + 0.5
     m = torch.diag(scales)[torch.randperm(9, generator=generator)]

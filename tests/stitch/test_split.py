@@ -1,4 +1,4 @@
-"""Networks cut in two and stitched: halves that make the whole, skip paths, hooks, flags, copies, and every error."""
+"""Networks split and stitched: both parts make the whole, skip connections, hooks, flags, copies, and every error."""
 
 import copy
 import math
@@ -504,7 +504,7 @@ def test_000_G19_a_moved_copy_fits_at_block_ends_and_not_inside_of_blocks() -> N
         assert (found - whole).abs().max() < 1e-9 * whole.abs().max()
 
 
-def test_000_G19_whose_values_go_around_is_chosen_and_told() -> None:
+def test_000_G19_the_network_that_feeds_the_skip_connection_is_chosen_and_reported() -> None:
     a, b, wide = small_resnet(), small_resnet(), resnet(20, width=0.5)
     call = called(torch.randn(4, 3, 8, 8))
 
@@ -533,7 +533,7 @@ def test_000_G19_whose_values_go_around_is_chosen_and_told() -> None:
         skip(a, b, "layer1.1", "fron")
 
 
-def test_000_G19_the_back_s_own_skip_path_is_run_on_the_same_samples() -> None:
+def test_000_G19_the_back_feeds_its_skip_connection_with_the_same_samples() -> None:
     a, b = small_resnet().eval(), seeded(resnet(20, width=0.5), 5).eval()
     x = torch.randn(4, 3, 8, 8)
     split = SplitPair(a, b, "layer1.0.relu1", called(x))
@@ -628,7 +628,7 @@ def test_copies_that_would_mix_are_refused() -> None:
         split.back(0, torch.cat([features.rows] * 2), features, called(x), copies=2)
 
 
-def test_what_arrived_is_not_overwritten_by_a_back_that_works_in_place() -> None:
+def test_features_are_not_overwritten_by_a_back_that_works_in_place() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 2))
     x = torch.randn(5, 4)
     split = SplitPair(model, model, ["0", "1"], called(x))
@@ -644,7 +644,7 @@ def test_what_arrived_is_not_overwritten_by_a_back_that_works_in_place() -> None
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_places_that_cannot_be_cut_are_told_why() -> None:
+def test_invalid_stitch_points_are_refused() -> None:
     model = Net(lambda m, x: m.b(m.a(m.a(x))), a=nn.Linear(4, 4), b=nn.Linear(4, 2), unused=nn.Linear(1, 1))
     call = called(torch.randn(5, 4))
     for at, words in {
@@ -668,7 +668,7 @@ def test_places_that_cannot_be_cut_are_told_why() -> None:
         SplitPair(ids, ids, "tokens:input", called(torch.zeros(3, 4, dtype=torch.long)))
 
 
-def test_samples_that_are_not_where_the_layout_has_them_are_told() -> None:
+def test_a_layout_that_contradicts_the_samples_is_refused() -> None:
     model = Net(lambda m, x: m.b(m.a(x.transpose(0, 1)).tanh()).mean(0), a=nn.Linear(4, 6), b=nn.Linear(6, 2))
     call = called(torch.randn(5, 7, 4))
     with pytest.raises(InputError, match=r"The tensor at 'a' is \(7, 3, 6\) for 3 samples"):
@@ -694,7 +694,7 @@ def test_a_network_that_takes_one_number_of_samples_alone_passes_one_copy() -> N
         split.back(0, torch.cat([features.rows] * 2), features, call, copies=2)
 
 
-def test_patterns_stand_for_the_same_places_of_both_networks() -> None:
+def test_patterns_match_the_same_layers_of_both_networks() -> None:
     a, b = small_resnet(), small_resnet("B")
     call = called(torch.randn(4, 3, 8, 8))
     split = SplitPair(a, b, "layer1.*.relu?", call)

@@ -1,4 +1,4 @@
-"""Training stitches: many together as each alone, BatchNorm of their own, targets, divergence, taking up again."""
+"""Training stitches: many together as each alone, BatchNorm statistics of their own, targets, divergence, resuming."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def numbers(count: int = 2) -> list[tuple[Tensor, Tensor]]:
 PLAIN: dict[str, Any] = {"optimizer": "sgd", "rate": 0.1, "drops": False}
 
 
-def test_a_loss_of_ones_own_is_descended_and_scored() -> None:
+def test_a_user_loss_is_minimised_and_scored() -> None:
     """Two stitches side by side by the mean square, every step of them written out."""
     a, b, data = regressor(0), regressor(1), numbers()
     found = intertwine.stitches(
@@ -235,7 +235,7 @@ def test_a_loss_of_ones_own_is_descended_and_scored() -> None:
         assert one.settings["loss_function"] == "torch.nn.functional.mse_loss"
 
 
-def test_a_loss_of_ones_own_beside_the_answers_of_the_back_network() -> None:
+def test_a_user_loss_with_soft_targets() -> None:
     outputs, own, labels = torch.randn(2 * 5, 4), torch.randn(5, 4), torch.randint(4, (5,))
     found = TrainingTargets(["hard", "both"], torch.device("cpu"), F.multi_margin_loss)(outputs, labels, own)
     first, second = outputs.double().chunk(2)
@@ -244,7 +244,7 @@ def test_a_loss_of_ones_own_beside_the_answers_of_the_back_network() -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_a_loss_of_ones_own_may_be_large_and_may_read_several_outputs() -> None:
+def test_a_user_loss_may_be_large_and_may_read_several_outputs() -> None:
     class Two(nn.Sequential):
         def forward(self, input: Tensor) -> Any:
             y = super().forward(input)
@@ -526,19 +526,19 @@ def test_a_last_step_that_leaves_no_numbers_is_a_divergence() -> None:
 
 
 class Spoiled:
-    """Batches that hold no numbers any more from an epoch on; it remembers which epochs it was told."""
+    """Batches that are NaN from an epoch on; records the epochs."""
 
     def __init__(self, data: list[tuple[Tensor, Tensor]], last: int) -> None:
-        self.data, self.last, self.told = data, last, [0]
+        self.data, self.last, self.epochs = data, last, [0]
 
     def set_epoch(self, epoch: int) -> None:
-        self.told.append(epoch)
+        self.epochs.append(epoch)
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        spoiled = self.told[-1] > self.last
+        spoiled = self.epochs[-1] > self.last
         return iter([(x * float("nan") if spoiled else x, y) for x, y in self.data])
 
 
@@ -548,7 +548,7 @@ def test_what_is_kept_is_the_map_of_the_last_epoch_before_the_divergence(tmp_pat
     wanted = intertwine.stitches(a, b, data=data, epochs=2, **options)[0]
     spoiled = Spoiled(data, last=1)
     found = intertwine.stitches(a, b, data=spoiled, epochs=5, **options)[0]
-    assert spoiled.told[1:] == [0, 1, 2, 3, 4]
+    assert spoiled.epochs[1:] == [0, 1, 2, 3, 4]
     assert found.diverged is not None
     assert found.diverged.endswith("the map of epoch 2 is kept")
     assert torch.equal(found.matrix, wanted.matrix)
@@ -687,7 +687,7 @@ def test_scoring_after_every_epoch_changes_nothing_at_the_end() -> None:
     torch.testing.assert_close(often.model(x), once.model(x))
 
 
-def test_families_hear_how_much_of_the_training_is_behind() -> None:
+def test_families_get_the_completed_share_of_the_training() -> None:
     scales = [
         intertwine.stitch(
             network(0), network(1), "2", Birkhoff(head_start=share), data=batches(), epochs=2, start="identity",
@@ -725,7 +725,7 @@ class Killed(Exception):
     """Stands for the end of a process."""
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_run_resumes(tmp_path: Path) -> None:
     a, b, data = network(0), network(1), batches()
     options: dict[str, Any] = {
         "data": data, "epochs": 4, "families": ["linear", "relu:birkhoff"], "at": ["2", "5"],
@@ -739,11 +739,11 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
 
     with pytest.raises(Killed):
         intertwine.stitches(a, b, out=tmp_path, progress=stop, **options)
-    told: list[str] = []
+    activities: list[str] = []
     with pytest.raises(InputError, match="holds stitches of another plan, which differs in jobs"):
         intertwine.stitches(a, b, out=tmp_path, **options | {"families": ["linear", Birkhoff(alpha=3.0)]})
-    again = intertwine.stitches(a, b, out=tmp_path, progress=lambda doing, part: told.append(doing), **options)
-    assert not any("epoch 1 " in doing or "epoch 2 " in doing for doing in told)
+    again = intertwine.stitches(a, b, out=tmp_path, progress=lambda doing, part: activities.append(doing), **options)
+    assert not any("epoch 1 " in doing or "epoch 2 " in doing for doing in activities)
     for one, other in zip(again, whole, strict=True):
         torch.testing.assert_close(one.matrix, other.matrix, rtol=1e-5, atol=1e-7)
         assert [row["epoch"] for row in one.history] == [1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""Training stitches on a GPU: recorded steps with cuts side by side give what plain steps give. Skipped elsewhere."""
+"""Training stitches on a GPU: recorded steps and parallel streams give the same as plain steps. Skipped elsewhere."""
 
 from __future__ import annotations
 

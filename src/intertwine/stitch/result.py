@@ -352,33 +352,15 @@ class Stitch:
     def to_dict(self) -> dict[str, Any]:
         """As plain data, without the map's numbers; NaN and infinity become None."""
         finite = bool(self.matrix.isfinite().all())
-        found = {
-            "front": self.point.front,
-            "back": self.point.back,
-            "skip": self.point.skip,
-            "inputs": self.point.inputs,
-            "outputs": self.point.outputs,
-            "family": self.family,
-            "fit": self.fit,
-            "accuracy": self.accuracy,
-            "penalty": self.penalty,
-            "relative_accuracy": self.relative_accuracy,
-            "loss": self.scores.loss,
-            "cross_entropy": self.cross_entropy,
-            "agreement": self.agreement,
-            "best_accuracy": self.best_accuracy,
-            "best_penalty": self.best_penalty,
-            "front_accuracy": self.front_accuracy,
-            "back_accuracy": self.back_accuracy,
-            "samples": self.scores.samples,
-            "unscored": self.scores.unscored,
-            "rank": self.rank if finite else None,
-            "sparsity": self.sparsity,
-            "closeness": self.closeness.to_dict() if finite else None,
-            "diverged": self.diverged,
-            "settings": dict(self.settings),
-            "history": list(self.history),
-        }
+        found = {name: getattr(self.point, name) for name in ("front", "back", "skip", "inputs", "outputs")}
+        found |= {name: getattr(self, name) for name in ("family", "fit", "accuracy", "penalty", "relative_accuracy")}
+        found |= {"loss": self.scores.loss, "cross_entropy": self.cross_entropy, "agreement": self.agreement}
+        accuracies = ("best_accuracy", "best_penalty", "front_accuracy", "back_accuracy")
+        found |= {name: getattr(self, name) for name in accuracies}
+        found |= {"samples": self.scores.samples, "unscored": self.scores.unscored}
+        found |= {"rank": self.rank if finite else None, "sparsity": self.sparsity}
+        found |= {"closeness": self.closeness.to_dict() if finite else None, "diverged": self.diverged}
+        found |= {"settings": dict(self.settings), "history": list(self.history)}
         return plain_data(found)
 
     def plot(self) -> Figure:
