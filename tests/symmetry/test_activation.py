@@ -176,7 +176,7 @@ def test_a_function_of_ones_own_in_a_model(group: str, function: Function) -> No
     prove(net, torch.randn(4, 3), wires=[f"{group} on a.weight[0], a.bias[0], b.weight[1]"])
 
 
-# -- The group of every activation torch ships, of powers, constants and low precision; and that finding it is quick ----
+# -- Every activation of torch, powers, constants and low precision; finding the group is quick ------------------------
 
 
 Answer = tuple[str, Fraction | None, int | None]
