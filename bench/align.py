@@ -64,7 +64,7 @@ def measure_tiny10(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The same for the published Tiny-10 checkpoints, under the normalisation they were trained with."""
     published = PublishedNetworks("tiny10")
     models = [published.seed(seed) for seed in published.files]
-    data = published.seen(it.zoo.data("cifar10"))
+    data = published.normalised(it.zoo.data("cifar10"))
     example = (torch.zeros(2, *data.shape),)
     symmetry = it.symmetry(models[0], *example)
     setting = Setting(METHODS, options.points, options.test, options.seen, options.device)

@@ -144,7 +144,7 @@ def opened(name: str, zoo: str | None, number: int, seen: int, test: int, device
         raise SystemExit(f"Where are the trained {name} networks? Pass --zoo FOLDER; `train` makes one.")
     if zoo is None:
         published = PublishedNetworks("tiny10")
-        model, data = published.seed(number), published.seen(it.zoo.data("cifar10"))
+        model, data = published.seed(number), published.normalised(it.zoo.data("cifar10"))
         built: tuple[str, Mapping[str, Any]] = "tiny10", {}
         about: dict[str, Any] = {"architecture": "tiny10", "recipe": "published", "weight_decay": 1e-4, "seed": number}
     else:

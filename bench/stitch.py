@@ -180,7 +180,7 @@ def _published(options: argparse.Namespace) -> tuple[list[nn.Module], Any]:
     """The Tiny-10 networks that their authors published, and CIFAR-10 as these were fed."""
     published = PublishedNetworks("tiny10")
     networks = [published.seed(seed).to(options.device) for seed in list(published.files)[: 2 * options.pairs]]
-    return networks, published.seen(it.zoo.data("cifar10")).subset(options.train, options.test).to(options.device)
+    return networks, published.normalised(it.zoo.data("cifar10")).subset(options.train, options.test).to(options.device)
 
 
 def _cka(one: Any, data: Any, *, images: bool = False) -> float:

@@ -68,7 +68,7 @@ FURTHER = {
         "benchmark_measure",
         "MeasureBenchmark",
     ),
-    "lab.papers.feature_duality": ("self_transformations",),
+    "lab.papers.feature_duality": ("feature_classes", "self_transformations"),
     "lab.papers.naturality": ("naturality",),
     "measure.measure": (
         "Measure",

@@ -116,7 +116,7 @@ def test_help_does_not_load_torch() -> None:
 
 def test_bad_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     said = refused(capsys, "sorensen-table2", "--out", tmp_path)
-    assert "The experiment 'sorensen-table2' was asked for" in said
+    assert "There is no experiment 'sorensen-table2'" in said
     assert "Did you mean 'sorensen-table1" in said
     assert "See --list" in said
     assert "No experiment is named. Give names, or all; --list shows what there is." in refused(capsys)

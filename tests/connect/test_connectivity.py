@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from mode_connectivity import side_by_side
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
@@ -24,7 +25,6 @@ from intertwine.connect.direct_stitch import direct_stitch
 from intertwine.connect.llfc import AdditivityMeter
 from intertwine.data.batchnorm import reset_statistics
 from intertwine.errors import InputError, MismatchError
-from intertwine.lab.papers.mode_connectivity import side_by_side
 
 # ----------------------------------------------------------------------------------------------------
 # connectivity: every figure against plain float64 formulas over all samples at once, and words where there is none.

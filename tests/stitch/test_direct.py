@@ -12,11 +12,11 @@ import torch
 from scipy.linalg import orthogonal_procrustes
 from scipy.stats import ortho_group
 from sklearn.linear_model import Lasso as SklearnLasso
+from stitch_similarity import r2_map
 from torch import Tensor
 
 import intertwine as it
 from intertwine.errors import InputError, MismatchError
-from intertwine.lab.papers.stitch_similarity import r2_map
 from intertwine.stitch.direct import LinearMap, PairMoments, least_squares
 from intertwine.stitch.families.base import FLOOR, best_assignment
 from intertwine.stitch.families.linear import LowRank, Orthogonal, Sparse, lasso

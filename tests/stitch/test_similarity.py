@@ -8,12 +8,12 @@ import torch
 from scipy.stats import ortho_group
 from sklearn.cross_decomposition import CCA
 from sklearn.datasets import load_digits
+from stitch_similarity import similarity_baseline, trace_sums
 from torch import Tensor, nn
 from torch.nn import functional
 
 import intertwine as it
 from intertwine.errors import MismatchError
-from intertwine.lab.papers.stitch_similarity import similarity_baseline, trace_sums
 from intertwine.stitch.direct import LinearMap, PairMoments
 from intertwine.stitch.interpolation import along, interpolate
 from intertwine.stitch.network import BatchNormStatistics, PairBatchNormStatistics, StitchedNetwork

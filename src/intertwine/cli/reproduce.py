@@ -125,7 +125,7 @@ def _results(options: Namespace) -> Iterator[ExperimentRun]:
             done = number / len(plans)
             result = reproduce(
                 plan, folder=options.out, data=options.data_folder, device=device,
-                tell=lambda doing, name=plan.name, part=done: step(f"{name}: {doing}", part),
+                progress=lambda doing, name=plan.name, part=done: step(f"{name}: {doing}", part),
             )  # fmt: skip
             name, results = f"{plan.name}.{plan.scale}", Path(options.results or options.out)
             file = results if results.suffix == FILE else results / f"{name}{FILE}"

@@ -77,8 +77,8 @@ def test_every_plan_runs_in_small(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('choose = "self"', 'choose = "random"', 'say choose = "self"'),
-        ('label = "Myrtle CNN"', 'label = ""', "says no label"),
+        ('choose = "self"', 'choose = "random"', 'Set choose = "self"'),
+        ('label = "Myrtle CNN"', 'label = ""', "the networks have no label"),
     ],
 )
 def test_a_plan_that_is_wrong_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -161,5 +161,5 @@ def test_the_small_plan_runs(tmp_path: Path) -> None:
 def test_an_unknown_check_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('title = "t"\nrows = []\nkind = "corrections"\n[corrections]\nchecks = ["D99"]\n')
-    with pytest.raises(InputError, match="there are no checks D99; there are D4, D6"):
+    with pytest.raises(InputError, match=r"Unknown check 'D99'.*Choose one of: D4, D6"):
         read_plan(file)

@@ -55,7 +55,7 @@ def test_a_plan_is_of_networks_and_layers_that_exist(name: str) -> None:
 
 def test_spawned_networks_share_their_recipe_but_not_their_folder_with_independent_ones() -> None:
     plan = find("zhou-fig3-mlp", "gpu")
-    apart = networks_of(home._apart(plan))
+    apart = networks_of(home.independent(plan))
     assert (apart.name, apart.recipe, apart.changes) == ("zhou-mlp-independent", "zhou-independent", {"epochs": 10})
     assert apart.options == networks_of(plan).options
 
@@ -63,9 +63,18 @@ def test_spawned_networks_share_their_recipe_but_not_their_folder_with_independe
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"form": "feature"}, "says 'feature'; it may say features, conditions, factors"),
-        ({"form": "features", "ways": ["spawn"]}, "says 'spawn'; it may say spawned, independent, weights"),
-        ({"form": "features", "independent": {"name": "x"}}, "independent has 'name'; it has recipe and changes"),
+        (
+            {"form": "feature"},
+            "Unknown form 'feature'. Did you mean 'features'? Choose one of: features, conditions, factors",
+        ),
+        (
+            {"form": "features", "ways": ["spawn"]},
+            "Unknown way 'spawn'. Did you mean 'spawned'? Choose one of: spawned, independent, weights",
+        ),
+        (
+            {"form": "features", "independent": {"name": "x"}},
+            "independent: Unknown entry 'name'. Choose one of: recipe, changes",
+        ),
     ],
 )
 def test_words_that_nothing_is_known_of_are_refused(settings: dict[str, Any], says: str) -> None:

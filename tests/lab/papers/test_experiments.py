@@ -115,14 +115,14 @@ def test_a_note_on_claims_goes_with_the_claims(plan_file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('kind = "counting"', 'kind = "countin"', "There is no kind of experiment 'countin'"),
-        ("choose = \"disjoint\"", "choose = \"some\"", "pairs are chosen 'some'; they can be random, disjoint, self"),
+        ('kind = "counting"', 'kind = "countin"', "Unknown kind of experiment 'countin'"),
+        ("choose = \"disjoint\"", "choose = \"some\"", r"\[pairs\] Unknown choice 'some'.*: random, disjoint, self"),
         ("one = [1.0, 2.0]", "one = [1.0]", "one has 1 numbers, but there are 2 labels"),
-        ("[gpu.pairs]", "[gpu.pears]", r"\[gpu\] has 'pears'. Did you mean 'pairs"),
-        ("pool = 4", "pols = 4", r"\[networks\] has 'pols'"),
+        ("[gpu.pairs]", "[gpu.pears]", r"\[gpu\]: Unknown entry 'pears'. Did you mean 'pairs"),
+        ("pool = 4", "pols = 4", r"\[networks\]: Unknown entry 'pols'"),
         ('title = "A small experiment"', "", "it lacks title"),
         ("[data]", "[data", "cannot be read"),
-        ('kind = "counting"', "", "it does not say its kind"),
+        ('kind = "counting"', "", "it lacks kind"),
     ],
 )  # fmt: skip
 def test_what_a_plan_cannot_say(plan_file: Path, old: str, new: str, says: str) -> None:
@@ -133,9 +133,9 @@ def test_what_a_plan_cannot_say(plan_file: Path, old: str, new: str, says: str) 
 
 
 def test_names_that_are_not_there(plan_file: Path) -> None:
-    with pytest.raises(InputError, match=r"'smal' was asked for, but .*does not exist. Did you mean 'small"):
+    with pytest.raises(InputError, match=r"There is no experiment 'smal': .*does not exist. Did you mean 'small"):
         read_plan(plan_file.with_name("smal.toml"))
-    with pytest.raises(InputError, match="The scale 'tiny' was asked for; there are paper, gpu, cpu"):
+    with pytest.raises(InputError, match=r"Unknown scale 'tiny'. Choose one of: paper, gpu, cpu"):
         read_plan(plan_file, "tiny")
 
 
@@ -150,7 +150,7 @@ def test_an_experiment_runs_and_goes_on(plan_file: Path, tmp_path: Path) -> None
     told: list[str] = []
     out = tmp_path / "out"
     plan = read_plan(plan_file)
-    first = experiments.reproduce(plan, folder=out, tell=told.append)
+    first = experiments.reproduce(plan, folder=out, progress=told.append)
     assert CALLS == [0, 1]
     assert [(row["pair"], row["front_seed"], row["back_seed"]) for row in first.rows] == [(0, 0, 1), (1, 2, 3)]
     zoo = it.zoo.load(out / "z")
@@ -174,7 +174,9 @@ def test_results_are_read_as_they_were_written(plan_file: Path, tmp_path: Path) 
     assert again.rows == result.rows
     assert [line.label for line in again.lines()] == ["a", "b"]
     assert [line.verdict for line in again.lines()][1] == "no value"
-    with pytest.raises(InputError, match=r"which does not exist\. Run its experiment"):
+    with pytest.raises(
+        InputError, match=r"none.json does not exist\. .*`intertwine reproduce none --scale paper` makes one"
+    ):
         experiments.read_result(tmp_path / "none.json")
     file.write_text("{}")
     with pytest.raises(InputError, match="is not the result of an experiment"):
@@ -222,13 +224,13 @@ def test_claims(claim: dict[str, Any], holds: bool | None, seen: str) -> None:
 
 
 def test_a_claim_without_a_test_is_refused() -> None:
-    with pytest.raises(InputError, match="'so' says neither what rises nor what is below or above what"):
+    with pytest.raises(InputError, match=r"The claim 'so' has no test. Add rising, or a series with below or above"):
         claims({"claims": [{"says": "so", "series": "x"}]}, {})
 
 
 def test_published_networks_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTERTWINE_DATA", str(tmp_path))
-    with pytest.raises(InputError, match=r"network tiny10 of seed 3 was asked for, but .* Set INTERTWINE_DATA"):
+    with pytest.raises(InputError, match=r"network tiny10 of seed 3 is missing: .* Set INTERTWINE_DATA"):
         PublishedNetworks("tiny10").seed(3)
     with pytest.raises(InputError, match=r"data folder .*elsewhere was given, but it does not exist"):
         PublishedNetworks("tiny10", tmp_path / "elsewhere").seed(3)
@@ -296,8 +298,14 @@ def test_fronts_that_were_trained_on_other_data(plan_file: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ('vary = { width = [1] }\n[networks.trained_on]\n"a" = {}', "varies width, trained_on; one thing at a time"),
-        ('[networks.trained_on]\n"a" = { name = "digits", turned = 1 }', "'a' has 'turned'. Did you mean 'turns"),
+        (
+            'vary = { width = [1] }\n[networks.trained_on]\n"a" = {}',
+            "varies width, trained_on, but one thing at a time",
+        ),
+        (
+            '[networks.trained_on]\n"a" = { name = "digits", turned = 1 }',
+            "'a': Unknown entry 'turned'. Did you mean 'turns",
+        ),
     ],
 )
 def test_what_trained_on_cannot_say(plan_file: Path, more: str, says: str) -> None:

@@ -85,9 +85,12 @@ def test_plans_share_their_networks() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"measure": "curve"}, "says 'curve'; it may say curves, distances"),
-        ({"measure": "curves", "rules": ["printed"]}, "says 'printed'; it may say as printed, as published"),
-        ({"measure": "curves", "methods": ["prune"]}, "says 'prune'; it may say fold_to, prune, L1"),
+        ({"measure": "curve"}, "Unknown measure 'curve'. Did you mean 'curves'? Choose one of: curves, distances"),
+        (
+            {"measure": "curves", "rules": ["printed"]},
+            "Unknown rule 'printed'. Did you mean 'as printed'? Choose one of: as printed, as published",
+        ),
+        ({"measure": "curves", "methods": ["prune"]}, "Choose one of: fold_to, prune, L1"),
     ],
 )
 def test_words_that_nothing_is_known_of_are_refused(settings: dict[str, Any], says: str) -> None:
@@ -98,8 +101,8 @@ def test_words_that_nothing_is_known_of_are_refused(settings: dict[str, Any], sa
 
 def test_classes_that_the_data_does_not_have_are_refused(tmp_path: Path) -> None:
     work = Work(find("chen-fig5b", "cpu"), tmp_path, torch.device("cpu"))
-    with pytest.raises(InputError, match="looks at images of 'truck'; there are 0, 1, 2"):
-        folding_features._classes(work, FoldingSettings("groups", classes=["truck"]))
+    with pytest.raises(InputError, match=r"Unknown class 'truck'. Choose one of: 0, 1, 2"):
+        folding_features.class_numbers(work, FoldingSettings("groups", classes=["truck"]))
 
 
 def test_the_networks_see_pixels_from_0_to_1(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from mode_connectivity import principal_angles
 from scipy.linalg import subspace_angles
 from torch import nn
 
 from intertwine.errors import InputError
-from intertwine.lab.papers.mode_connectivity import principal_angles
 
 
 def test_004_L19_angles_between_the_main_directions_of_weights() -> None:

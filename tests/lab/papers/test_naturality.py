@@ -298,7 +298,7 @@ def test_another_program_for_another_shape() -> None:
         return m.b(y if len(x) < 5 else y + 1)
 
     net = Net(forward, a=nn.Linear(3, 5), b=nn.Linear(5, 2))
-    message = r"shapes \[\(6, 3\)\] the model runs another program .* on their own"
+    message = r"shapes \[\(6, 3\)\] the model runs a different program .* separately"
     with pytest.raises(MismatchError, match=message):
         naturality(net, net, None, [rows()[:4], rows()])
 
@@ -309,10 +309,10 @@ def test_another_program_for_another_shape() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([], "holds no batch"),
-        (3, "Data was expected, a int was given. Pass a tensor"),
-        ("digits", "Data was expected, a str was given"),
-        ([(1, 2, 3)], "A batch is a tuple of 3, and which part of it the model takes is not clear"),
+        ([], "has no batches"),
+        (3, "The data is a int. Pass a tensor"),
+        ("digits", "The data is a str"),
+        ([(1, 2, 3)], "A batch is a tuple of 3, so its inputs are not clear"),
         ([None], "A batch is a NoneType"),
     ],
 )
@@ -370,14 +370,14 @@ def test_swaps_of_tokens() -> None:
 
 def test_swaps_that_cannot_be_tried() -> None:
     wide = nn.Sequential(nn.Linear(3, 80), nn.ReLU(), nn.Linear(80, 2))
-    with pytest.raises(it.InputError, match=r"3160 swaps of the 80 features .* the most is 2048"):
+    with pytest.raises(it.InputError, match=r"The 80 features .* have 3160 swaps.* the maximum is 2048"):
         self_transformations(wide, "0", rows(), input_arrow=False)
-    with pytest.raises(it.InputError, match=r"no module 'hidden' in the model. Its modules: 0, 1, 2"):
+    with pytest.raises(it.InputError, match=r"Unknown module 'hidden'. Choose one of: 0, 1, 2"):
         self_transformations(wide, "hidden", rows())
     with pytest.raises(it.InputError, match=r"have no axis 4. Pass the axis"):
         self_transformations(wide, "0", rows(), axis=4)
     shared = Net(lambda m, x: m.a(F.relu(m.a(x))), a=nn.Linear(3, 3))
-    with pytest.raises(it.InputError, match=r"runs 2 times in one forward, and a cut needs it to run once"):
+    with pytest.raises(it.InputError, match=r"runs 2 times in one forward pass, but must run once"):
         self_transformations(shared, "a", rows())
 
 
@@ -426,9 +426,9 @@ def test_classes_of_wide_layers_are_quick() -> None:
 @pytest.mark.parametrize(
     ("features", "tolerance", "message"),
     [
-        (torch.zeros(3), 0.1, r"a tensor of shape \(3,\) was given"),
-        (torch.full((2, 2), float("nan")), 0.1, "with infinite entries or NaN was given"),
-        (torch.zeros(2, 2), -1.0, "A tolerance of -1.0 was asked for"),
+        (torch.zeros(3), 0.1, r"The features are a tensor of shape \(3,\)"),
+        (torch.full((2, 2), float("nan")), 0.1, "a tensor with infinite entries or NaN"),
+        (torch.zeros(2, 2), -1.0, "tolerance must be 0 or more, but is -1.0"),
     ],
 )
 def test_features_that_cannot_be_sorted(features: Tensor, tolerance: float, message: str, unchecked: None) -> None:
@@ -469,9 +469,9 @@ def test_a_map_that_forgets_is_no_equivalence() -> None:
 
 
 def test_features_that_cannot_be_mapped(unchecked: None) -> None:
-    with pytest.raises(MismatchError, match=r"Features of shapes \(5, 3\) and \(5, 4\) were given"):
+    with pytest.raises(MismatchError, match=r"The features have shapes \(5, 3\) and \(5, 4\)"):
         linear_equivalence(torch.zeros(5, 3), torch.zeros(5, 4))
-    with pytest.raises(it.InputError, match="hold infinite entries or NaN"):
+    with pytest.raises(it.InputError, match="have infinite entries or NaN"):
         linear_equivalence(torch.full((5, 3), float("inf")), torch.zeros(5, 3))
 
 
@@ -494,5 +494,5 @@ def test_exact_twins_are_natural_in_the_numbers_they_have(kind: torch.dtype) -> 
 def test_a_batch_of_three_parts_is_not_guessed_at() -> None:
     a = nn.Linear(3, 2)
     x = torch.randn(4, 3)
-    with pytest.raises(InputError, match="A batch is a tuple of 3, and which part of it the model takes is not clear"):
+    with pytest.raises(InputError, match="A batch is a tuple of 3, so its inputs are not clear"):
         naturality(a, a, it.symmetry(a, x).identity(), [(x, x, x)])

@@ -250,9 +250,9 @@ def test_a_deviation_that_was_not_kept_comes_from_the_extremes() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("nets = 5", "nets = 1", "1 networks were asked for, but distances need at least 2"),
-        ('"relu"', '"swish"', "the activation 'swish' was asked for; there are relu, tanh, sigmoid"),
-        ("nets = 1000", "networks = 5", "has 'networks'"),
+        ("nets = 5", "nets = 1", "nets must be at least 2, but is 1"),
+        ('"relu"', '"swish"', "Unknown activation 'swish'. Choose one of: relu, tanh, sigmoid"),
+        ("nets = 1000", "networks = 5", "Unknown entry 'networks'"),
     ],
 )
 def test_a_plan_that_cannot_be_carried_out_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -383,7 +383,7 @@ def test_the_figure_of_the_thesis(tmp_path: Path) -> None:
 def test_a_point_has_three_coordinates(tmp_path: Path) -> None:
     text = (plans_folder() / f"{NAME}.toml").read_text(encoding="utf-8")
     (tmp_path / "flat.toml").write_text(text.replace("r = [1.4, -3.0, 5.6]", "r = [1.4, -3.0]", 1), encoding="utf-8")
-    with pytest.raises(InputError, match="the point 'r' has 2 coordinates; the figure has three axes"):
+    with pytest.raises(InputError, match="the point 'r' has 2 coordinates; it must have three"):
         read_plan(tmp_path / "flat.toml")
 
 

@@ -72,7 +72,7 @@ def test_numbers_are_points_of_the_best_and_of_the_last_epoch() -> None:
 def test_pairs_of_different_networks_are_refused(tmp_path: Path) -> None:
     text = (plans_folder() / f"{NAME}.toml").read_text(encoding="utf-8")
     (tmp_path / "wrong.toml").write_text(text.replace('choose = "self"', 'choose = "random"'), encoding="utf-8")
-    with pytest.raises(InputError, match='penalties are of single networks; in \\[pairs\\], say choose = "self"'):
+    with pytest.raises(InputError, match=r'of single networks. Set choose = "self" in \[pairs\]'):
         read_plan(tmp_path / "wrong.toml")
 
 
@@ -89,7 +89,7 @@ def tiny() -> tuple[dict[str, ExperimentResult], nn.Module, list[str]]:
     """All plans at scale cpu in one folder, run once per process; the network with the ReLU; what was done."""
     said: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        found = {name: reproduce(name, "cpu", folder=folder, tell=said.append) for name in NAMES}
+        found = {name: reproduce(name, "cpu", folder=folder, progress=said.append) for name in NAMES}
         zoo = load(next(path for path in Path(folder).rglob("resnet20-concepts-residual_relu1")))
         return found, zoo.seed(0), said
 
@@ -207,10 +207,10 @@ def test_places_are_in_the_networks(name: str, scale: str) -> None:
         (
             "[dissection]",
             '[dissection]\nform = "bars"',
-            "the form 'bars' was asked for; there are fractions, categories",
+            "Unknown form 'bars'. Choose one of: fractions, categories",
         ),
-        ("residual_relu = [true, false]", "width = [1, 2]", r"vary residual_relu in \[networks\]"),
-        ('"self"', '"disjoint"', r'networks are dissected one by one; choose = "self" in \[pairs\]'),
+        ("residual_relu = [true, false]", "width = [1, 2]", r"Vary residual_relu in \[networks\]"),
+        ('"self"', '"disjoint"', r'of single networks. Set choose = "self" in \[pairs\]'),
     ],
 )
 def test_a_plan_that_cannot_be_carried_out_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:

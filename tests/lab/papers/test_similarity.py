@@ -112,7 +112,7 @@ def test_a_plan_that_is_wrong_is_refused(tmp_path: Path, wrong: tuple[str, str])
     text = (plans_folder() / "godfrey-table2.toml").read_text(encoding="utf-8")
     file = tmp_path / "wrong.toml"
     file.write_text(text.replace(f'"{wrong[0]}"', f'"{wrong[1]}"').replace(f"[{wrong[0]}", f"[{wrong[1]}"))
-    said = "family 'procrustean'; there are procrustes, cka" if wrong[0] == "procrustes" else "has 'similar'"
+    said = "Unknown family 'procrustean'. Did you mean 'procrustes'?" if wrong[0] == "procrustes" else "entry 'similar'"
     with pytest.raises(InputError, match=re.escape(said)):
         read_plan(file)
 

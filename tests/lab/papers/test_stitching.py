@@ -305,9 +305,9 @@ batches = "plain"
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('families = ["linear"]', "seeds = 1", "neither families, nor direct, nor alphas"),
-        ('"penalties"', '"bars"', "the form is 'bars'; there are penalties, slopes"),
-        ('what = "penalty"', 'what = "penaltys"', "'penaltys' is to be shown. Did you mean 'penalty"),
+        ('families = ["linear"]', "seeds = 1", "Set families, direct or alphas"),
+        ('"penalties"', '"bars"', r"Unknown form 'bars'.*Choose one of: penalties, slopes"),
+        ('what = "penalty"', 'what = "penaltys"', "Unknown number of a stitch 'penaltys'. Did you mean 'penalty"),
     ],
 )
 def test_plans_that_are_refused(old: str, new: str, words: str, tmp_path: Path) -> None:

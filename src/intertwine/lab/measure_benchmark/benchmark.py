@@ -1,5 +1,10 @@
-"""`benchmark_measure` scores a similarity measure on tests with known answers: sensitivity, specificity, layer
-monotonicity, label randomisation.
+"""`benchmark_measure` scores a similarity measure on tests with known answers.
+
+Sensitivity and specificity follow Ding et al. 2021, layer monotonicity and label randomisation ReSi (Klabunde et al.
+2024). The networks are small, so that scores compare measures; they are not those of the papers.
+
+Scores take distances (smaller is closer; only their order counts). Comparisons with NaN are left out. A tie counts one
+half, so that a constant measure scores at chance.
 """
 
 from __future__ import annotations
@@ -14,15 +19,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError, unknown_name
 from intertwine.lab.measure_benchmark.networks import DEPTH, BenchmarkNetworks, LayerFeatures, benchmark_networks
 from intertwine.measure.measure import Measure, PreparedRepresentation, find
-
-# ----------------------------------------------------------------------------------------------------
-# How well distances order what they should: the scores of validity tests, as plain functions on arrays.
-#
-# Each takes distances (smaller is closer; only their order counts) and gives a `Score`. A comparison without a value, not
-# a number, is left out. A tie is worth one half, so that a measure that is the same for everything scores at chance.
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,10 @@ class BenchmarkScore:
     """One number of one test.
 
     Attributes:
-        test, statistic: what was asked and how it was scored. value: not a number where nothing could be compared.
-        chance: what a measure that knows nothing gets on average; 1 is the best there is.
-        used: how many comparisons (pairs, triples) the value stands on.
-        p: for correlations, how likely chance alone gives as much; see `rank_agreement`. None elsewhere.
+        test, statistic: names of the test and of its score. value: NaN if nothing could be compared.
+        chance: the expected value of a random measure; 1 is the best value.
+        used: the number of comparisons (pairs, triples).
+        p: for correlations, the p-value, see `rank_agreement`; None otherwise.
     """
 
     test: str
@@ -44,7 +43,7 @@ class BenchmarkScore:
     p: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; None where there is no value, since JSON has no other word for it."""
+        """As plain data; None instead of NaN, which JSON lacks."""
         return asdict(self) | {"value": None if isnan(self.value) else self.value}
 
 
@@ -81,7 +80,7 @@ def _known(d: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _correlation(statistic: Any, d: np.ndarray, g: np.ndarray) -> tuple[float, float]:
-    """The correlation and its p-value; what is constant orders nothing, and its correlation counts as zero."""
+    """The correlation and its p-value; the correlation of a constant counts as zero."""
     if np.ptp(d) == 0 or np.ptp(g) == 0:
         return 0.0, 1.0
     found = statistic(d, g, alternative="greater")
@@ -94,7 +93,7 @@ def layer_monotonicity(
     """Are layers further apart the further they lie from each other? A share of triples, and Spearman's rho.
 
     A triple is a layer i of one network and two layers j, k of another that lie on the same side of i, j nearer than k;
-    it conforms where the distance to j is the smaller one. Within one network i itself is not asked for.
+    it conforms where the distance to j is the smaller one. Within one network i itself is not counted for.
 
     Args:
         test: its name. tables: distances, layers × layers, one for each pair of networks.
@@ -139,8 +138,8 @@ def group_separation(test: str, table: np.ndarray, groups: Sequence[object]) -> 
     size = len(groups)
     if table.shape != (size, size):
         raise InputError(
-            f"Distances of shape {table.shape} were given for {size} members of groups. Give one row and one column "
-            "for each member."
+            f"The distances have shape {table.shape}, but there are {size} members of groups. Pass one row and one "
+            "column for each member."
         )
     own = np.array([[a == b for b in groups] for a in groups])
     outcomes = [
@@ -174,7 +173,7 @@ def average_precision(distances: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def _won(near: float, far: float) -> float:
-    """1 where the nearer one is the closer one, ½ for a tie, not a number where one of them has no value."""
+    """1 if the nearer one is closer, ½ for a tie, NaN if one of them has no value."""
     return nan if isnan(near) or isnan(far) else float(near < far) + 0.5 * float(near == far)
 
 
@@ -183,15 +182,10 @@ def _share(test: str, outcomes: Sequence[float]) -> BenchmarkScore:
     return BenchmarkScore(test, "conformity", float(np.mean(known)) if known else nan, 0.5, len(known))
 
 
-# ----------------------------------------------------------------------------------------------------
-# benchmark_measure: does a similarity measure see what matters, and nothing else?
-#
-# Four tests with a known answer, rebuilt small: sensitivity and specificity after Ding et al. 2021, layer monotonicity
-# and label randomisation after ReSi (Klabunde et al. 2024). The networks are small, so scores tell measures apart; they
-# are not those of the papers.
+# -- benchmark_measure --
 
 
-#: Test → what a good measure does there.
+#: Test → the behaviour of a good measure.
 TESTS = {
     "sensitivity": "the distance grows as principal components are deleted and the classes become harder to read off",
     "specificity": "the distance follows how well classes can be read off a layer, not the seed of the network",
@@ -203,12 +197,12 @@ TESTS = {
 
 @dataclass(frozen=True)
 class MeasureBenchmark:
-    """What `benchmark_measure` found.
+    """The result of `benchmark_measure`.
 
     Attributes:
-        scores: all numbers, test by test. comparisons: how often the measure was asked.
-        degenerate: reason → how often it gave no value for it; these comparisons are left out of the scores.
-        folder: where the networks are.
+        scores: all numbers, test by test. comparisons: the number of calls of the measure.
+        degenerate: reason → the number of comparisons without a value, which are left out of the scores.
+        folder: of the networks.
     """
 
     measure: str
@@ -224,10 +218,7 @@ class MeasureBenchmark:
             if (score.test, score.statistic) == (test, statistic):
                 return score
         known = [f"{s.test}, {s.statistic}" for s in self.scores]
-        asked = f"{test}, {statistic}"
-        raise InputError(
-            f"The score {asked!r} was asked for. {did_you_mean(asked, known)}There are: {'; '.join(known)}."
-        )
+        raise InputError(unknown_name("score", f"{test}, {statistic}", known))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -235,7 +226,7 @@ class MeasureBenchmark:
         return plain | {"degenerate": self.degenerate, "scores": [score.to_dict() for score in self.scores]}
 
     def describe(self) -> str:
-        """What was asked and how it went, in words."""
+        """The tests and their results in words."""
         lines = [f"{self.measure}, on {self.networks} networks and {self.comparisons:,} comparisons."]
         for test, meaning in TESTS.items():
             own = [score for score in self.scores if score.test == test]
@@ -285,21 +276,21 @@ def benchmark_measure(
     """
     own = find(measure, **options) if isinstance(measure, str) else measure
     if options and not isinstance(measure, str):
-        raise InputError(f"The options {options} were given beside a measure that is made already; give it with them.")
+        raise InputError(f"The options {options} do not apply to a measure that is already built. Build it with them.")
     return score_measure(own, benchmark_networks(folder, networks, epochs))
 
 
 def score_measure(measure: Measure, on: BenchmarkNetworks) -> MeasureBenchmark:
-    """Score a measure on networks that are trained already."""
-    asked = CountedMeasure(measure)
-    scores = [*_sensitivity(asked, on), *_specificity_and_layers(asked, on), *_random_labels(asked, on)]
+    """Score a measure on trained networks."""
+    counted = CountedMeasure(measure)
+    scores = [*_sensitivity(counted, on), *_specificity_and_layers(counted, on), *_random_labels(counted, on)]
     return MeasureBenchmark(
-        measure.name, len(on.trained), tuple(scores), asked.comparisons, dict(asked.degenerate), on.folder
+        measure.name, len(on.trained), tuple(scores), counted.comparisons, dict(counted.degenerate), on.folder
     )
 
 
 class CountedMeasure:
-    """A measure as a distance, which counts what it is asked."""
+    """A measure as a distance, which counts its calls."""
 
     def __init__(self, measure: Measure) -> None:
         self.measure = measure
@@ -311,40 +302,36 @@ class CountedMeasure:
         return [self.measure.prepare(layer.samples) for layer in layers]
 
     def distance(self, a: PreparedRepresentation, b: PreparedRepresentation) -> float:
-        """Only its order means something; not a number where the measure has no value."""
+        """A number of which only the order matters; NaN if the measure has no value."""
         self.comparisons += 1
         found = self.measure.compare(a, b)
         if found.degenerate or isnan(found.value):
-            self.degenerate[found.degenerate or "the value is not a number, and no reason is given"] += 1
+            self.degenerate[found.degenerate or "the value is NaN without a reason"] += 1
             return nan
         return self.sign * found.value
 
 
-def _sensitivity(asked: CountedMeasure, on: BenchmarkNetworks) -> tuple[BenchmarkScore, ...]:
+def _sensitivity(counted: CountedMeasure, on: BenchmarkNetworks) -> tuple[BenchmarkScore, ...]:
     """Every network's first layer against the first layers of all, whole and with components deleted."""
     whole = [cut for cut in on.cuts if cut.rank is None]
-    references = [asked.measure.prepare(cut.samples) for cut in whole]
+    references = [counted.measure.prepare(cut.samples) for cut in whole]
     distances: list[list[float]] = [[] for _ in whole]
     gaps: list[list[float]] = [[] for _ in whole]
     for cut in on.cuts:
-        prepared = asked.measure.prepare(cut.samples)
+        prepared = counted.measure.prepare(cut.samples)
         for i, reference in enumerate(references):
             if cut is not whole[i]:
-                distances[i].append(asked.distance(reference, prepared))
+                distances[i].append(counted.distance(reference, prepared))
                 gaps[i].append(abs(whole[i].accuracy - cut.accuracy))
-    return rank_agreement("sensitivity", _arrays(distances), _arrays(gaps))
+    return rank_agreement("sensitivity", [np.array(row) for row in distances], [np.array(row) for row in gaps])
 
 
-def _specificity_and_layers(asked: CountedMeasure, on: BenchmarkNetworks) -> tuple[BenchmarkScore, ...]:
+def _specificity_and_layers(counted: CountedMeasure, on: BenchmarkNetworks) -> tuple[BenchmarkScore, ...]:
     """All layers of all networks against each other, used twice."""
-    prepared = [asked.prepare(layers) for layers in on.trained]
+    prepared = [counted.prepare(layers) for layers in on.trained]
     count = len(prepared)
-    table = np.array(
-        [
-            [[[asked.distance(x, y) for y in prepared[b]] for x in prepared[a]] for b in range(count)]
-            for a in range(count)
-        ]
-    )  # network, network, layer, layer
+    rows = [[[[counted.distance(x, y) for y in b] for x in a] for b in prepared] for a in prepared]
+    table = np.array(rows)  # network, network, layer, layer
     accuracy = on.accuracies.numpy()
     distances, gaps = [], []
     for a in range(count):
@@ -362,21 +349,17 @@ def _specificity_and_layers(asked: CountedMeasure, on: BenchmarkNetworks) -> tup
     )
 
 
-def _random_labels(asked: CountedMeasure, on: BenchmarkNetworks) -> tuple[BenchmarkScore, ...]:
-    """The last layers of networks that learned labels of which a share is random."""
-    prepared = [(share, p) for share, layers in on.randomised.items() for p in asked.prepare(layers)]
+def _random_labels(counted: CountedMeasure, on: BenchmarkNetworks) -> tuple[BenchmarkScore, ...]:
+    """The last layers of networks trained on labels of which a share is random."""
+    prepared = [(share, p) for share, layers in on.randomised.items() for p in counted.prepare(layers)]
     size = len(prepared)
     table = np.zeros((size, size))
     for i in range(size):
         for j in range(i):
-            # a measure need not be symmetric; a pair has one distance all the same
-            both = asked.distance(prepared[i][1], prepared[j][1]), asked.distance(prepared[j][1], prepared[i][1])
+            # measures may be asymmetric, but a pair has one distance
+            both = counted.distance(prepared[i][1], prepared[j][1]), counted.distance(prepared[j][1], prepared[i][1])
             table[i, j] = table[j, i] = sum(both) / 2
     return group_separation("random labels", table, [share for share, _ in prepared])
-
-
-def _arrays(rows: list[list[float]]) -> list[np.ndarray]:
-    return [np.array(row) for row in rows]
 
 
 def _number(value: float) -> str:
@@ -384,7 +367,7 @@ def _number(value: float) -> str:
 
 
 def _verdict(score: BenchmarkScore) -> str:
-    """How far it gets from chance (0) towards the best (1)."""
+    """The position of a score between chance (0) and the best (1), in words."""
     if isnan(score.value):
         return "No comparison has a value"
     way = (score.value - score.chance) / (1 - score.chance)

@@ -1,6 +1,6 @@
-"""What `benchmark_measure` runs on: small networks on handwritten digits, their features, and what these tell.
+"""The networks of `benchmark_measure`: small perceptrons on handwritten digits, their features and probes.
 
-Five hidden layers of one width. One zoo learns the true labels; the others learn labels of which a share is random.
+Five hidden layers of one width. One zoo is trained on the true labels; the others on labels of which a share is random.
 Features are those after each activation, on test images.
 """
 
@@ -28,7 +28,7 @@ from intertwine.lab.zoo.training import train
 DEPTH, WIDTH, TRAINING, SAMPLES = 5, 128, 1000, 500
 LAYERS = tuple(str(2 + 2 * i) for i in range(DEPTH))
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of random labels
-#: How many principal components are kept: few are missed where the rest is many, so the steps are smaller at the end.
+#: Numbers of kept principal components, with smaller steps where each component matters more.
 RANKS = (64, 32, 16, 10, 8, 7, 6, 5, 4, 3, 2, 1)
 RECIPE = Recipe("benchmark", "adam", 1e-3, epochs=60, batch=50, schedule="one-cycle", warmup=12.0)
 
@@ -42,7 +42,7 @@ class LayerFeatures:
 
     @property
     def samples(self) -> Float[Tensor, "samples features"]:
-        """What a measure is given."""
+        """The input of a measure."""
         return self.test[:SAMPLES]
 
     def leading(self, rank: int) -> LayerFeatures:
@@ -65,7 +65,7 @@ class ReducedLayer:
 
 @dataclass(frozen=True, eq=False)
 class BenchmarkNetworks:
-    """All that measures are tried on.
+    """The networks of the benchmark.
 
     Attributes:
         trained: network → layer → features. randomised: share of random labels → the last layers of some networks.
@@ -80,7 +80,7 @@ class BenchmarkNetworks:
 
     @cached_property
     def cuts(self) -> tuple[ReducedLayer, ...]:
-        """First layers, whole and with components deleted, with what can be read off them; the same for any measure."""
+        """First layers, whole and with components deleted, with their accuracies; the same for any measure."""
         found = []
         for owner, layers in enumerate(self.trained):
             for rank in (None, *RANKS):
@@ -90,21 +90,21 @@ class BenchmarkNetworks:
 
     @cached_property
     def accuracies(self) -> Float[Tensor, "networks layers"]:
-        """What a few labels are enough for, layer by layer."""
+        """The few-shot accuracies, layer by layer."""
         rows = [[self.few_shot(layer) for layer in layers] for layers in self.trained]
         return torch.tensor(rows, dtype=torch.float64)
 
     def few_shot(self, layer: LayerFeatures) -> float:
-        """The accuracy of a line through five images of each class: how close at hand the classes are."""
+        """The accuracy of a linear probe on five images of each class."""
         rows = [torch.nonzero(self.labels == c)[:5, 0] for c in range(10)]
         return self._probe(layer, torch.cat(rows), 1e-3)
 
     def many_shot(self, layer: LayerFeatures) -> float:
-        """The accuracy of a line through all training images: what of the classes is there at all."""
+        """The accuracy of a linear probe on all training images."""
         return self._probe(layer, torch.arange(len(self.labels)), 1e-1)
 
     def _probe(self, layer: LayerFeatures, rows: Tensor, ridge: float) -> float:
-        """Least squares with a penalty, a share of the features' mean square, fitted to the labels of some rows."""
+        """The accuracy of ridge regression on some rows; the penalty is a share of the features' mean square."""
         x, mean = layer.train[rows], layer.train[rows].mean(0)
         targets = one_hot(self.labels[rows], 10).double()
         x, rest = x - mean, layer.test - mean
@@ -118,11 +118,10 @@ class BenchmarkNetworks:
 
 
 def benchmark_networks(folder: str | Path | None, networks: int, epochs: int | None) -> BenchmarkNetworks:
-    """Train what the folder does not hold yet, and take the features."""
+    """Train missing networks, and collect the features."""
     if networks < 3:
         raise InputError(
-            f"A benchmark on {networks} networks was asked for, but two of a kind and one other are the least that can "
-            "be told apart. Give 3 or more; 10 is usual."
+            f"networks must be at least 3, but is {networks}: tests compare two of a kind with another. Use 10 or so."
         )
     recipe = changed(RECIPE, epochs=epochs)
     place = (cache_folder() / "benchmark_measure" if folder is None else Path(folder).expanduser()) / (
@@ -137,7 +136,7 @@ def benchmark_networks(folder: str | Path | None, networks: int, epochs: int | N
 
 
 def digits_with_random_labels(share: float) -> Dataset:
-    """The digits, 1,000 to learn from and 797 to test on; a share of the labels to learn is drawn anew."""
+    """The digits, 1,000 for training and 797 for testing, with a share of random training labels."""
     digits = read_digits()
     images = torch.cat([digits.images, digits.test_images])
     labels = torch.cat([digits.labels, digits.test_labels])
@@ -152,7 +151,8 @@ def digits_with_random_labels(share: float) -> Dataset:
 def _zoo(place: Path, share: float, networks: int, recipe: Recipe) -> Zoo:
     widths = {"widths": (64, *[WIDTH] * DEPTH, 10)}
     return train(
-        "mlp", seeds=range(networks), data=digits_with_random_labels(share), out=place / f"random-{share:.0%}".rstrip("%"),
+        "mlp", seeds=range(networks), data=digits_with_random_labels(share),
+        out=place / f"random-{share:.0%}".rstrip("%"),
         recipe=recipe, options=widths, device="cpu", precision="float32", score_every=recipe.epochs,
         save_every=recipe.epochs, together=10,
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Kind "accuracy": how well the networks of a zoo do on the test images (Godfrey et al. 2022, table 3 and section D.1).
+"""Kind "accuracy": the test accuracy of the networks of a zoo (Godfrey et al. 2022, table 3 and section D.1).
 
-The paper keeps the epoch that is best on the test images, and so chooses by what it reports: "accuracy, as printed".
-"accuracy, corrected" is that of the last epoch. Plans choose their pairs as "self", each network with itself.
+"accuracy, as printed" is that of the epoch that is best on the test images, as in the paper, which selects by what it
+reports; "accuracy, corrected" is that of the last epoch. Plans choose their pairs as "self".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from intertwine.errors import InputError
 from intertwine.figures import legend_below, new_figure
-from intertwine.lab.papers.plan import ExperimentKind, Numbers, Row
+from intertwine.lab.papers.plan import ExperimentKind, ExperimentPlan, Numbers, Row, check_single_networks, gathered
 from intertwine.lab.papers.work import NetworkPair, Work
 from intertwine.lab.zoo.folder import Zoo
 from intertwine.stitch.result import summary
@@ -30,53 +30,39 @@ SERIES = {"accuracy, as printed": "accuracy", "accuracy, corrected": "last_accur
 
 @dataclass(frozen=True)
 class AccuracySettings:
-    """What [accuracy] may say: the label of the networks, where they are of one kind; else groups have their value."""
+    """The table [accuracy]. `label`: of the networks; by default the value of the option that varies."""
 
     label: str = ""
 
-    def check(self, plan: Any, where: str) -> None:
-        """Refuse pairs of different networks, and networks without a label.
-
-        Raises:
-            InputError: what is wrong and what it may be.
-        """
-        if plan.pairs is None or plan.pairs.choose != "self":
-            raise InputError(f'{where}: accuracies are of single networks; in [pairs], say choose = "self".')
+    def check(self, plan: ExperimentPlan, where: str) -> None:
+        """Refuse pairs of different networks, and networks without a label."""
+        check_single_networks(plan, where)
         if not self.label and (plan.networks is None or not plan.networks.vary):
-            raise InputError(f"{where}: [accuracy] says no label, and [networks] varies nothing. Give one of the two.")
+            raise InputError(f"{where}: the networks have no label. Set label in [accuracy] or vary in [networks].")
 
 
 def run(work: Work) -> list[Row]:
     """One row per network. Both accuracies are fractions of the test images."""
 
     def find(pair: NetworkPair, folder: Path) -> Iterator[Row]:
-        group, seed = pair.front
+        source, seed = work.sources[pair.front[0]], pair.front[1]
         accuracy = accuracy_of(work.network(pair.front), work.placed.batches("test"))
-        yield {"accuracy": accuracy, "last_accuracy": _last(work.sources[group], seed)}
+        trained = isinstance(source, Zoo)  # published networks come without a history
+        last = source.records[source.seeds.index(seed)].history["accuracy"][-1] if trained else None
+        yield {"accuracy": accuracy, "last_accuracy": last}
 
     return work.per_pair(find)
 
 
-def _last(source: Any, seed: int) -> float | None:
-    """The accuracy after the last epoch, which training wrote down; None of networks that others trained."""
-    if not isinstance(source, Zoo):
-        return None
-    record = source.records[source.seeds.index(seed)]
-    return record.history["accuracy"][-1]
-
-
 def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
-    """Per cent, by the value of the option that varies, or by the label of the plan."""
-    found: Numbers = {}
-    for row in rows:
-        for series, entry in SERIES.items():
-            if row[entry] is not None:
-                found.setdefault(series, {}).setdefault(_label(plan, row), []).append(100 * row[entry])
-    return found
-
-
-def _label(plan: Mapping[str, Any], row: Row) -> str:
-    return plan["settings"]["label"] or f"{row['front_group']:g}"
+    """Percent, by the value of the option that varies, or by the label of the plan."""
+    label = plan["settings"]["label"]
+    return gathered(
+        (series, label or f"{row['front_group']:g}", [100 * row[entry]])
+        for row in rows
+        for series, entry in SERIES.items()
+        if row[entry] is not None
+    )
 
 
 def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:

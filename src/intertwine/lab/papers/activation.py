@@ -1,7 +1,7 @@
-"""Kind "activation": how far GELU is from scaling as ReLU does (Godfrey et al. 2022, figure 17 and equation E.22).
+"""Kind "activation": how far GELU is from positive homogeneity (Godfrey et al. 2022, figure 17 and equation E.22).
 
 ξ(λ) is the root mean square of σ(λX) − λσ(X), X normal. As printed, it is estimated from samples of X; corrected, it is
-an integral. "slope" is what ξ(λ)/λ comes to for large λ. No network is needed, and no data.
+an integral. "slope" is the limit of ξ(λ)/λ for large λ. The kind needs neither networks nor data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from intertwine.figures import legend_below, new_figure
-from intertwine.lab.papers.plan import ExperimentKind, Numbers, Row
+from intertwine.lab.papers.plan import ExperimentKind, Numbers, Row, gathered
 from intertwine.lab.papers.work import Work
 from intertwine.symmetry.intertwiner import homogeneity_defect
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: A scale so large that ξ(λ)/λ changes no more.
+#: A scale at which ξ(λ)/λ has converged.
 LARGE = 1e4
 SLOPE = "slope"
 
 
 @dataclass(frozen=True)
 class ActivationSettings:
-    """What [activation] may say.
+    """The table [activation].
 
     Attributes:
-        scales: the λ that are reported. samples: of X, for each of `draws` estimates.
-        points: of the curve that is drawn. largest: the end of that curve.
+        scales: the λ in the results. samples: of X, for each of `draws` estimates.
+        points: of the curve in the figure. largest: the largest λ of that curve.
     """
 
     scales: list[float]
@@ -47,17 +47,17 @@ class ActivationSettings:
 
 def run(work: Work) -> list[Row]:
     """One row per scale and draw, one per scale of the integral, and the points of its curve."""
-    asked: ActivationSettings = work.plan.settings
+    settings: ActivationSettings = work.plan.settings
     rows: list[Row] = []
-    for draw_number in range(asked.draws):
-        work.tell(f"activation, draw {draw_number + 1} of {asked.draws}")
-        x = torch.randn(asked.samples, generator=torch.Generator().manual_seed(draw_number), dtype=torch.float64)
-        values = {f"{scale:g}": sampled_defect(x, scale) for scale in asked.scales}
+    for draw_number in range(settings.draws):
+        work.progress(f"activation, draw {draw_number + 1} of {settings.draws}")
+        x = torch.randn(settings.samples, generator=torch.Generator().manual_seed(draw_number), dtype=torch.float64)
+        values = {f"{scale:g}": sampled_defect(x, scale) for scale in settings.scales}
         values[SLOPE] = sampled_defect(x, LARGE) / LARGE
         rows += [{"series": "GELU, as printed", "label": label, "value": value} for label, value in values.items()]
-    exact = {f"{scale:g}": _defect(scale) for scale in asked.scales} | {SLOPE: _defect(LARGE) / LARGE}
+    exact = {f"{scale:g}": _defect(scale) for scale in settings.scales} | {SLOPE: _defect(LARGE) / LARGE}
     rows += [{"series": "GELU, corrected", "label": label, "value": value} for label, value in exact.items()]
-    curve = [asked.largest * i / asked.points for i in range(1, asked.points + 1)]
+    curve = [settings.largest * i / settings.points for i in range(1, settings.points + 1)]
     return [*rows, *({"series": "curve", "scale": scale, "value": _defect(scale)} for scale in curve)]
 
 
@@ -77,16 +77,12 @@ def _defect(scale: float) -> float:
 
 
 def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
-    """ξ(λ) by λ, one value per draw, or one of the integral."""
-    found: Numbers = {}
-    for row in rows:
-        if "label" in row:
-            found.setdefault(row["series"], {}).setdefault(row["label"], []).append(row["value"])
-    return found
+    """ξ(λ) by λ: one value per draw, and one of the integral."""
+    return gathered((row["series"], row["label"], [row["value"]]) for row in rows if "label" in row)
 
 
 def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """Left ReLU and GELU, right ξ(λ) and the line that it approaches."""
+    """Left ReLU and GELU, right ξ(λ) and its asymptote."""
     figure = new_figure(8, 3.4)
     left, right = figure.subplots(1, 2)
     x = torch.linspace(-3, 3, 121)

@@ -1,4 +1,9 @@
-"""Kind "connectivity": pairs of networks layer by layer and on the line between them (Zhou et al. 2023)."""
+"""Kind "connectivity": pairs of networks layer by layer and on the line between them (Zhou et al. 2023).
+
+A pair is measured in several ways: two networks spawned from one, two trained independently, and these two after the
+second was aligned to the first. With BatchNorm everything is measured twice: with mixed statistics, as in the paper's
+code, and with re-estimated ones.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,14 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from intertwine.align.align import SOLVERS, align
-from intertwine.connect.barrier import Barrier, barrier
+from intertwine.connect.barrier import barrier
 from intertwine.connect.connectivity import connectivity
 from intertwine.data.batchnorm import batch_norms
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.figures import MAX_COLUMNS, legend_below, name_ticks, new_figure
-from intertwine.lab.papers.plan import ExperimentKind, ExperimentPlan, Numbers, Row
+from intertwine.lab.papers.plan import ExperimentKind, ExperimentPlan, Numbers, Row, gathered, grouped
 from intertwine.lab.papers.work import NetworkPair, NetworkSource, Work, networks_of, trained
 from intertwine.stitch.result import summary
 from intertwine.symmetry.symmetry import Symmetry, symmetry
@@ -26,11 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pictures of connectivity: distances layer by layer, one panel per way, and the line between the networks.
-
-
-#: Form → what of a layer → its words and how its line looks.
+#: Form → entry of a row → its label and line style.
 LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "features": {"llfc": ("mix", "o-"), "baseline": ("the two networks", "k--")},
     "conditions": {
@@ -44,7 +44,7 @@ LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "commutativity": ("their product", "k^-"),
     },
 }
-#: What belongs to the pair alone, whatever α is.
+#: Entries that do not depend on α.
 WHOLE = ("baseline", "commutativity", "sign_agreement", "weights_apart", "inputs_apart")
 
 
@@ -66,14 +66,16 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
         upper.set_ylabel("" if column else "1 − cos" if form == "features" else "relative size")
         if high > 1:
             lower = _shown(grid[place + 1, column], beside=grid[1, 0])
-            _line_connectivity_pictures(lower, [row for row in own if "t" in row])
+            for line in grouped([row for row in own if "t" in row], lambda row: row["pair"]).values():
+                lower.plot([row["t"] for row in line], [100 * row["error"] for row in line], color="C0", linewidth=1)
+            lower.set_xlabel("from network A to network B", fontsize=7)
             lower.set_ylabel("" if column else "error, %")
     legend_below(figure, [grid[0, 0]])
     return figure
 
 
 def _shown(axes: Axes, beside: Axes) -> Axes:
-    """A panel that is used, on the scale of the first of its kind."""
+    """Show a panel, on the scale of the first of its kind."""
     axes.set_visible(True)
     if axes is not beside:
         axes.sharey(beside)
@@ -96,31 +98,15 @@ def _layers(axes: Axes, form: str, rows: Sequence[Row]) -> None:
     axes.set_xlabel("layer", fontsize=7)
 
 
-def _line_connectivity_pictures(axes: Axes, rows: Sequence[Row]) -> None:
-    """The error along the line, every pair."""
-    for pair in dict.fromkeys(row["pair"] for row in rows):
-        own = [row for row in rows if row["pair"] == pair]
-        axes.plot([row["t"] for row in own], [100 * row["error"] for row in own], "-", color="C0", linewidth=1)
-    axes.set_xlabel("from network A to network B", fontsize=7)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Connectivity: pairs of networks layer by layer and along the line between them (Zhou et al. 2023).
-#
-# Each pair is looked at in several ways: two networks that were spawned from one, two that were trained apart, and those
-# two again after the second was moved onto the first. With BatchNorm everything is measured twice: with the statistics as
-# they are mixed, which is what the paper's code does, and with statistics estimated again.
-
-
-#: How the two networks of a pair came to be where they are; the others are names of ways to align.
+#: Origins of the two networks of a pair; all other ways are alignment methods.
 SPAWNED, INDEPENDENT = "spawned", "independent"
-#: Part of a paper's argument → what of a layer belongs to it.
+#: Part of the paper's argument → its entries.
 FORMS: Mapping[str, tuple[str, ...]] = {
     "features": ("llfc", "baseline", "c", "c_std"),
     "conditions": ("additivity", "sign_agreement", "commutativity"),
     "factors": ("weights_apart", "inputs_apart", "commutativity"),
 }
-#: What of a layer → its name in series.
+#: Entry → its name in series.
 NAMES: Mapping[str, str] = {
     "llfc": "mix",
     "baseline": "networks",
@@ -138,12 +124,11 @@ class ConnectivitySettings:
     """The table [connectivity].
 
     Attributes:
-        form: which part of the argument is told (`FORMS`); all parts are measured. ways: "spawned", "independent", or a
-            method of `intertwine.align` that is applied to the independent pair.
-        independent: recipe and changes of the networks that share nothing. layers: classes of the modules that are
-            looked at. alphas: weights of the first network in the mix.
-        samples: test images that features are compared on; the line is taken on all. seen: training images for methods
-            and statistics that need data. points: on the line.
+        form: the part of the argument in the rows (`FORMS`); all parts are measured. ways: "spawned", "independent", or
+            a method of `intertwine.align` for the independent pair.
+        independent: recipe and changes of the independent networks. layers: classes of the compared modules.
+        alphas: weights of the first network in the mix. samples: test images for features; the line uses all of them.
+        seen: training images for methods and statistics that need data. points: on the line.
     """
 
     form: str
@@ -156,35 +141,39 @@ class ConnectivitySettings:
     points: int = 25
 
     def check(self, plan: ExperimentPlan, where: str) -> None:
-        """Refuse words that nothing is known of."""
-        for word, known in [(self.form, FORMS), *((way, (SPAWNED, INDEPENDENT, *SOLVERS)) for way in self.ways)]:
-            if word not in known:
-                raise InputError(f"{where}: [connectivity] says {word!r}; it may say {', '.join(known)}.")
+        """Refuse unknown names."""
+        ways = (SPAWNED, INDEPENDENT, *SOLVERS)
+        for what, name, known in [("form", self.form, FORMS), *(("way", way, ways) for way in self.ways)]:
+            if name not in known:
+                raise InputError(f"{where}: [connectivity] {unknown_name(what, name, known)}")
         unknown = sorted(set(self.independent) - {"recipe", "changes"})
         if unknown:
-            raise InputError(f"{where}: [connectivity] independent has {unknown[0]!r}; it has recipe and changes.")
+            raise InputError(
+                f"{where}: [connectivity] independent: {unknown_name('entry', unknown[0], ('recipe', 'changes'))}"
+            )
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def run(work: Work) -> list[Row]:
-    """Rows of layers and rows of points on the line, those that the form of the plan needs."""
-    sources = {SPAWNED: work.sources}
-    if set(work.plan.settings.ways) != {SPAWNED}:
-        sources[INDEPENDENT] = trained(_apart(work.plan), work.data, work.folder, work.device, work.tell)
+    """Rows of layers and rows of points on the line, as the form of the plan needs them."""
+    sources, settings = {SPAWNED: work.sources}, work.plan.settings
+    if set(settings.ways) != {SPAWNED}:
+        sources[INDEPENDENT] = trained(independent(work.plan), work.data, work.folder, work.device, work.progress)
     rows = work.per_pair(lambda pair, _: _pair(work, pair, sources))
-    return [kept for row in rows if (kept := _of_form(row, work.plan.settings.form))]
+    return [kept for row in rows if (kept := _of_form(row, settings.form))]
 
 
-def _apart(plan: ExperimentPlan) -> ExperimentPlan:
-    """The plan of the networks that share nothing."""
-    networks, changes = networks_of(plan), plan.settings.independent
-    return replace(plan, networks=replace(networks, name=f"{networks.name}-independent", **changes))
+def independent(plan: ExperimentPlan) -> ExperimentPlan:
+    """The plan of the independent networks."""
+    networks = networks_of(plan)
+    other = replace(networks, name=f"{networks.name}-independent", **plan.settings.independent)
+    return replace(plan, networks=other)
 
 
 def _of_form(row: Row, form: str) -> Row | None:
-    """What a part of the argument needs of a row: results hold nothing else."""
+    """The entries of a row that a part of the argument needs."""
     if "t" in row:
         return row if form == "features" else None
     values = {name: row[name] for name in FORMS[form] if row.get(name) is not None}
@@ -203,15 +192,22 @@ def _pair(work: Work, pair: NetworkPair, sources: Mapping[str, Sequence[NetworkS
         a, b = (places[place].seed(seed) for place, seed in (pair.front, pair.back))
         if way in SOLVERS:
             known = known or symmetry(a, torch.zeros(1, *data.shape))
-            a, b = _aligned(a, b, way, seen, known, work)
+            # descent is many small steps, which a CPU does sooner; methods that need data run where the networks run
+            needs_data = SOLVERS[way].needs_data
+            place = work.device if needs_data else torch.device("cpu")
+            found = align(a.to(place), b.to(place), method=way, data=seen if needs_data else None, symmetry=known)
+            a, b = found.reference, found.model
         a, b = a.to(work.device), b.to(work.device)
         layers = [path for path, module in a.named_modules() if type(module).__name__ in settings.layers]
         for statistics, reset in [("mixed", None), *([("reset", seen)] if batch_norms(a) else [])]:
             about = {"way": way, "statistics": statistics}
-            found = connectivity(a, b, compared, settings.alphas, layers, reset_statistics=reset)
-            yield from (about | row for row in found.to_rows())
-        line = barrier(a, b, test, settings.points, seen if batch_norms(a) else None)
-        yield from _line(way, line)
+            rows = connectivity(a, b, compared, settings.alphas, layers, reset_statistics=reset).to_rows()
+            yield from (about | row for row in rows)
+        whole = barrier(a, b, test, settings.points, seen if batch_norms(a) else None)
+        lines = {"mixed": whole.without_reset, "reset": whole} if whole.without_reset else {"mixed": whole}
+        for statistics, line in lines.items():
+            for row in line.to_rows():
+                yield {"way": way, "statistics": statistics} | {name: row[name] for name in ("t", "loss", "error")}
 
 
 def _batches(work: Work, split: str, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -220,30 +216,11 @@ def _batches(work: Work, split: str, count: int) -> list[tuple[torch.Tensor, tor
     return list(data.batches(split, min(500, count)))
 
 
-def _aligned(
-    a: nn.Module, b: nn.Module, method: str, seen: Any, known: Symmetry, work: Work
-) -> tuple[nn.Module, nn.Module]:
-    """The first network, and the second moved onto it."""
-    # descent is many small steps, which a CPU does sooner; what looks at data runs where the networks run
-    place = work.device if SOLVERS[method].needs_data else torch.device("cpu")
-    data = seen if SOLVERS[method].needs_data else None
-    found = align(a.to(place), b.to(place), method=method, data=data, symmetry=known)
-    return found.reference, found.model
-
-
-def _line(way: str, found: Barrier) -> Iterator[Row]:
-    lines = {"mixed": found.without_reset or found} | ({"reset": found} if found.without_reset else {})
-    for statistics, line in lines.items():
-        for row in line.to_rows():
-            yield {"way": way, "statistics": statistics} | {name: row[name] for name in ("t", "loss", "error")}
-
-
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
 def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     """Series such as "spawned: mix" → layer → one value per pair; the largest over α where there are several."""
-    found: Numbers = {}
     shown = [name for name in FORMS[plan["settings"]["form"]] if name in NAMES]
     largest: dict[tuple[str, str, int], float] = {}
     for row in rows:
@@ -251,41 +228,30 @@ def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
             if name in row:
                 key = (f"{_way(row)}: {NAMES[name]}", row["layer"], row["pair"])
                 largest[key] = max(row[name], largest.get(key, row[name]))
-    for (series, layer, _), value in largest.items():
-        found.setdefault(series, {}).setdefault(layer, []).append(value)
-    _add_ratios(found)
-    _add_lines(found, [row for row in rows if "t" in row])
-    return found
+    found = gathered((series, layer, [value]) for (series, layer, _), value in largest.items())
+    for series in [name for name in found if name.endswith(": mix")]:
+        apart = found[series.removesuffix("mix") + "networks"]
+        found[f"{series} / networks"] = {  # distance from the mix relative to the distance of the networks
+            layer: [mix / whole for mix, whole in zip(values, apart[layer], strict=True) if whole > 0]
+            for layer, values in found[series].items()
+            if layer in apart
+        }
+    return found | gathered(_on_lines([row for row in rows if "t" in row]))
 
 
 def _way(row: Row) -> str:
     return row["way"] + (", statistics reset" if row["statistics"] == "reset" else "")
 
 
-def _add_ratios(found: Numbers) -> None:
-    """How far the mix is from the mix of features, in units of how far the networks are from each other."""
-    for series in [name for name in found if name.endswith(": mix")]:
-        apart = found[series.removesuffix("mix") + "networks"]
-        found[f"{series} / networks"] = {
-            layer: [mix / whole for mix, whole in zip(values, apart[layer], strict=True) if whole > 0]
-            for layer, values in found[series].items()
-            if layer in apart
-        }
-
-
-def _add_lines(found: Numbers, rows: Sequence[Row]) -> None:
-    """Barriers in points, and how far the error lies above the sum of those of the ends (the lemma LLFC ⇒ LMC)."""
-    lines: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        lines.setdefault((_way(row), row["pair"]), []).append(row)
-    for (way, _), line in lines.items():
+def _on_lines(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[float]]]:
+    """Barriers in points, and how far the error exceeds the sum of those of the ends (the lemma LLFC ⇒ LMC)."""
+    for (way, _), line in grouped(rows, lambda row: (_way(row), row["pair"])).items():
         first, last = line[0], line[-1]
         for name, unit in (("error", PERCENT), ("loss", 1.0)):
             excess = [row[name] - (1 - row["t"]) * first[name] - row["t"] * last[name] for row in line[1:-1]]
-            found.setdefault(f"{way}: barrier", {}).setdefault(name, []).append(unit * max(excess))
-        bound = first["error"] + last["error"]
-        over = PERCENT * max(row["error"] - bound for row in line)
-        found.setdefault(f"{way}: error above Err_A + Err_B", {}).setdefault("largest", []).append(over)
+            yield f"{way}: barrier", name, [unit * max(excess)]
+        over = max(row["error"] - first["error"] - last["error"] for row in line)
+        yield f"{way}: error above Err_A + Err_B", "largest", [PERCENT * over]
 
 
 CONNECTIVITY = ExperimentKind(ConnectivitySettings, run, numbers, draw)

@@ -1,4 +1,4 @@
-"""Kind "corrections": errors in print, each as one number computed the printed and the corrected way."""
+"""Kind "corrections": errors in the papers, each as one number computed as printed and as corrected."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.nn.functional import leaky_relu
 
 from intertwine.canonical.form import canonicalize
 from intertwine.connect.arithmetic import interpolate
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.figures import panels_in_rows
 from intertwine.fold.fold import fold_groups
 from intertwine.lab.papers.experiments import summary
 from intertwine.lab.papers.linear_equivalence import linear_equivalence, silent_feature
-from intertwine.lab.papers.plan import ExperimentKind, Numbers, Row
+from intertwine.lab.papers.plan import ExperimentKind, Numbers, Row, gathered
 from intertwine.lab.papers.work import Work
 from intertwine.measure.measure import measure
 
@@ -27,13 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# The checks behind the corrections: the papers' statements that can be settled in seconds, by number of the list.
-
-
 @dataclass(frozen=True)
 class Check:
-    """`what`: the number in words. `values`: seed → the number the printed way and the corrected way."""
+    """`what`: the number in words. `values`: seed → the number as printed and as corrected."""
 
     what: str
     values: Callable[[int], tuple[float, float]]
@@ -48,28 +44,28 @@ def _procrustes(x: Tensor, y: Tensor, **options: bool | str) -> float:
 
 
 def translated(seed: int) -> tuple[float, float]:
-    """G_ReLU-Procrustes of features and the same features moved by a constant: 1 if it does not see translations."""
+    """G_ReLU-Procrustes of features and the same features moved by a constant: 1 if it is invariant to translations."""
     x = _features(seed).relu()
     y = x + _features(seed + 1, rows=1).abs()
     return _procrustes(x, y, center=False), _procrustes(x, y, center=True)
 
 
 def dead_channels(seed: int) -> tuple[float, float]:
-    """G_ReLU-Procrustes of unrelated features of which a quarter is dead; the value of live ones alone is right."""
+    """G_ReLU-Procrustes of unrelated features of which a quarter is dead; the correct value is that of live ones."""
     x, y = _features(2 * seed).relu(), _features(2 * seed + 1).relu()
     x[:, :16] = y[:, 16:32] = 0
     return _procrustes(x, y, center=False, dead="paper"), _procrustes(x, y, center=False, dead="drop")
 
 
 def rotated(seed: int) -> tuple[float, float]:
-    """CKA of features and the same features in a rotated basis; an orthogonal measure must say 1."""
+    """CKA of features and the same features in a rotated basis; an orthogonal measure must be 1."""
     x = _features(seed) * torch.linspace(0.2, 3, 64, dtype=torch.float64)
     turn = torch.linalg.qr(_features(seed + 7, rows=64))[0]
     return measure(x, x @ turn, "channel_cka").value, measure(x, x @ turn, "linear_cka").value
 
 
 def softsort(seed: int) -> tuple[float, float]:
-    """Different columns that the rows of SoftSort choose, of 16; a permutation has 16."""
+    """The number of different columns chosen by the rows of SoftSort; a permutation of 16 has 16."""
     score = _features(seed, columns=16, rows=1)[0]
     gaps = score.sort(descending=True).values[:, None] - score[None]
     return float(len(set((-gaps).argmax(1).tolist()))), float(len(set((-gaps.abs()).argmax(1).tolist())))
@@ -83,7 +79,7 @@ def _mlp(seed: int, *widths: int) -> nn.Sequential:
 
 
 def nodesort(seed: int) -> tuple[float, float]:
-    """Share of permuted copies of networks with two hidden layers that are sorted into the same network, of 10."""
+    """The share of 10 networks with two hidden layers whose permuted copies are sorted into the same network."""
     found = []
     for order in ("nodesort-printed", "nodesort"):
         same = 0
@@ -97,7 +93,7 @@ def nodesort(seed: int) -> tuple[float, float]:
 
 
 def _permuted(model: nn.Module, seed: int) -> nn.Module:
-    """The same function with its hidden units in another order, and nothing else."""
+    """The same function with permuted hidden units."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     chance = torch.Generator().manual_seed(seed)
     copied = _mlp(0, layers[0].in_features, *[layer.out_features for layer in layers])
@@ -112,7 +108,7 @@ def _permuted(model: nn.Module, seed: int) -> nn.Module:
 
 
 def merged_counts(seed: int) -> tuple[float, float]:
-    """Relative error of a ReLU layer whose 8 equal features are merged one after another; counts set back or kept."""
+    """Relative error of a ReLU layer whose 8 equal features are merged one after another; counts reset or kept."""
     row, columns = _features(seed, columns=6, rows=1)[0], _features(seed + 1, columns=8, rows=3)
     hidden = (_features(seed + 2, columns=6, rows=50) @ row).relu()
     truth = torch.outer(hidden, columns.sum(1))
@@ -144,8 +140,8 @@ def batch_norm(seed: int) -> tuple[float, float]:
 
 
 def connected(seed: int) -> tuple[float, float]:
-    """Of two networks joined by a line of constant loss: the largest loss on it, and how far their features are from
-    being equivalent."""
+    """Two networks joined by a line of constant loss: the largest loss on it, and the distance of their features from
+    equivalence."""
     a, b, x = silent_feature()
     with torch.no_grad():
         loss = max(float((interpolate(a, b, t)(x) - x).square().mean()) for t in torch.linspace(0, 1, 11).tolist())
@@ -154,8 +150,8 @@ def connected(seed: int) -> tuple[float, float]:
 
 
 def group_of_the_printed_activation(seed: int) -> tuple[float, float]:
-    """Error of a network with σ = LeakyReLU of slope −1 after a hidden unit is multiplied by −2: φ as the paper has it
-    for all slopes but 1, and with φ(a) = |a|."""
+    """Error of a network with σ = LeakyReLU of slope −1 after a hidden unit is multiplied by −2: with φ as printed for
+    all slopes but 1, and with φ(a) = |a|."""
     before, columns = _features(seed, columns=6, rows=20), _features(seed + 1, columns=6, rows=3)
     truth = leaky_relu(before, -1.0) @ columns.T
     moved = leaky_relu(-2 * before, -1.0)
@@ -163,7 +159,7 @@ def group_of_the_printed_activation(seed: int) -> tuple[float, float]:
     return errors[0], errors[1]
 
 
-#: By the number of the correction in the list of everything the papers say.
+#: Statements of the papers that can be settled in seconds, by the number of the correction.
 CHECKS: Mapping[str, Check] = {
     "D4": Check("G_ReLU-Procrustes of features and their translation", translated),
     "D6": Check("G_ReLU-Procrustes of unrelated features, a quarter of them dead", dead_channels),
@@ -177,31 +173,27 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------
-# Corrections: errors in print, each as one number computed the printed way and the corrected way, over a few seeds.
-
-
 WAYS = ("as printed", "corrected")
 
 
 @dataclass(frozen=True)
 class CorrectionsSettings:
-    """`checks`: which, by name; all where none is named. `seeds`: how many draws of each."""
+    """The table [corrections]. `checks`: names in `CHECKS`, by default all. `seeds`: draws of each."""
 
     checks: list[str] = field(default_factory=lambda: list(CHECKS))
     seeds: int = 5
 
     def check(self, plan: Any, where: str) -> None:
-        unknown = sorted(set(self.checks) - set(CHECKS))
-        if unknown:
-            raise InputError(f"{where}: there are no checks {', '.join(unknown)}; there are {', '.join(CHECKS)}.")
+        for name in self.checks:
+            if name not in CHECKS:
+                raise InputError(f"{where}: {unknown_name('check', name, CHECKS)}")
 
 
 def run(work: Work) -> list[Row]:
     """One row per check, seed and way."""
     settings, rows = work.plan.settings, []
     for name in settings.checks:
-        work.tell(f"checking {name}: {CHECKS[name].what}")
+        work.progress(f"checking {name}: {CHECKS[name].what}")
         for seed in range(settings.seeds):
             for way, value in zip(WAYS, CHECKS[name].values(seed), strict=True):
                 rows.append({"check": name, "what": CHECKS[name].what, "seed": seed, "way": way, "value": value})
@@ -210,14 +202,11 @@ def run(work: Work) -> list[Row]:
 
 def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     """Way → check → one value per seed."""
-    found: Numbers = {way: {} for way in WAYS}
-    for row in rows:
-        found[row["way"]].setdefault(row["check"], []).append(row["value"])
-    return found
+    return gathered((row["way"], row["check"], [row["value"]]) for row in rows)
 
 
 def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """One panel per check, two bars each: they measure different things."""
+    """One panel with two bars per check, since checks measure different things."""
     found = numbers(plan, rows)
     checks = list(found[WAYS[0]])
     what = {row["check"]: row["what"] for row in rows}

@@ -1,4 +1,4 @@
-"""Running an experiment by name, its result file and figure, and the comparison with the printed numbers and claims."""
+"""Run experiments of the papers by name: results, their files and figures, and the comparison with printed numbers."""
 
 from __future__ import annotations
 
@@ -22,20 +22,16 @@ from intertwine.errors import InputError
 from intertwine.figures import wrapped_title
 from intertwine.files import atomic_write, write_text
 from intertwine.lab.papers.plan import ExperimentPlan, Numbers, Row, SummaryValue, experiment_kind, read_plan
-from intertwine.lab.papers.work import Tell, Work
+from intertwine.lab.papers.work import Progress, Work
 from intertwine.version import VERSION
-
-# ----------------------------------------------------------------------------------------------------
-# Verdicts: our numbers beside the printed ones, and what the papers say in words, checked on our numbers.
 
 
 @dataclass(frozen=True)
 class PrintedNumber:
-    """One printed number and ours. `spread`: one deviation over pairs.
+    """One printed number and ours. `spread`: one standard deviation over pairs.
 
-    They agree when they lie no further apart than two deviations, those of both taken together, and what the printed
-    number was rounded by. `verdict`: "agrees", "differs", "no value", or "no interval" where neither has a deviation,
-    so that nobody can say how far apart is too far.
+    They agree if their difference is at most two deviations, those of both combined, plus the rounding of the printed
+    number. `verdict`: "agrees", "differs", "no value", or "no interval" if neither has a deviation.
     """
 
     series: str
@@ -52,7 +48,7 @@ class PrintedNumber:
 
     @property
     def sigma(self) -> float:
-        """Of the difference of one pair of ours and one of theirs."""
+        """The deviation of the difference."""
         return sqrt((self.spread or 0.0) ** 2 + (self.printed_spread or 0.0) ** 2)
 
     @property
@@ -76,7 +72,7 @@ class PrintedNumber:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper, whether it holds for our numbers (None: they cannot tell), and what was seen."""
+    """A statement of a paper, whether it holds for our numbers (None: undecided), and where it was observed."""
 
     says: str
     holds: bool | None
@@ -101,14 +97,14 @@ def lines(plan: Mapping[str, Any], numbers: Numbers) -> list[PrintedNumber]:
 
 
 def summary(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and deviation; of one value no deviation, of none no mean."""
+    """Mean and standard deviation; None where there are too few values."""
     if isinstance(values, SummaryValue):
         return values[0], values.deviation
     return (fmean(values) if values else None), (stdev(values) if len(values) > 1 else None)
 
 
 def count(values: Sequence[float]) -> int:
-    """How many values there are, or were.
+    """The number of values, also of those that a `SummaryValue` stands for.
 
     >>> count([1.0, 2.0]), count(SummaryValue(1.5, 0.7, 20))
     (2, 20)
@@ -117,10 +113,10 @@ def count(values: Sequence[float]) -> int:
 
 
 def claims(plan: Mapping[str, Any], numbers: Numbers) -> list[Claim]:
-    """What the plan's claims come to.
+    """The plan's claims, tested on our numbers.
 
-    A claim has `says` and one test of the means: `rising` (series in this order), or a `series` and what it lies
-    `below` or `above`, a number or another series; at all labels, or at those of `labels`. `most`: how many may fail.
+    A claim has `says` and one test of the means: `rising` (series in this order), or a `series` with a bound `below` or
+    `above` it, a number or another series; at all labels, or at those of `labels`. `most`: how many may fail.
 
     >>> numbers = {"full": {"3": [1.0], "6": [2.0]}, "rank 1": {"3": [40.0], "6": [1.0]}}
     >>> claims({"claims": [{"says": "order", "rising": ["full", "rank 1"]}]}, numbers)
@@ -142,7 +138,9 @@ def _claim(claim: Mapping[str, Any], numbers: Numbers) -> Claim:
 def _tests(claim: Mapping[str, Any], numbers: Numbers) -> Iterator[tuple[str, bool]]:
     bound = claim.get("below", claim.get("above"))
     if "rising" not in claim and ("series" not in claim or bound is None):
-        raise InputError(f"The claim {claim['says']!r} says neither what rises nor what is below or above what.")
+        raise InputError(
+            f"The claim {claim['says']!r} has no test. Add rising = [...], or a series with below or above."
+        )
     series = _compared(claim)
     means = {name: {label: fmean(some) for label, some in numbers.get(name, {}).items() if some} for name in series}
     shared = [label for label in means[series[0]] if all(label in one for one in means.values())]
@@ -152,13 +150,13 @@ def _tests(claim: Mapping[str, Any], numbers: Numbers) -> Iterator[tuple[str, bo
 
 
 def _compared(claim: Mapping[str, Any]) -> list[str]:
-    """The series that a claim is about."""
+    """The series of a claim."""
     bound = claim.get("below", claim.get("above"))
     return list(claim.get("rising") or [claim["series"], *([bound] if isinstance(bound, str) else [])])
 
 
 def _lacking(claim: Mapping[str, Any], numbers: Numbers) -> str:
-    """The series that have nothing where the claim looks.
+    """The series without values at the labels of the claim, in words.
 
     >>> _lacking({"rising": ["a", "b"], "labels": ["3"]}, {"a": {"3": [1.0]}, "b": {"4": [1.0]}})
     ': b has none there'
@@ -179,23 +177,22 @@ def _holds(claim: Mapping[str, Any], values: Sequence[float], bound: float | int
     return values[0] < edge if "below" in claim else values[0] > edge
 
 
-# ----------------------------------------------------------------------------------------------------
-# The experiments by name: where their plans are, how one is carried out, and the result files.
+# -- Experiments by name --
 
 
-#: Beside the package in a checkout, inside it where it is installed.
+#: The plans, beside the package in a checkout and inside it once installed.
 PLACES = (Path(__file__).parents[4] / "experiments", Path(__file__).parents[2] / "experiments")
 
 
 #: Significant digits of the numbers in a result file.
 DIGITS = 6
-#: How a figure is written: the same bytes every time, titles of panels smaller than that of the figure.
+#: Style of figures: the same bytes every time, titles of panels smaller than that of the figure.
 STYLE = {"svg.hashsalt": "intertwine", "svg.fonttype": "none", "font.size": 9, "axes.titlesize": 9}
 
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """What an experiment found. `manifest`: plan, device, versions, time."""
+    """The rows of an experiment. `manifest`: plan, device, versions, time."""
 
     manifest: dict[str, Any]
     rows: list[Row]
@@ -214,7 +211,7 @@ class ExperimentResult:
         return lines(self.plan, self.numbers)
 
     def claims(self) -> list[Claim]:
-        """What the paper says in words, tested."""
+        """The statements of the paper, tested."""
         return claims(self.plan, self.numbers)
 
     def to_dict(self) -> dict[str, Any]:
@@ -228,7 +225,7 @@ class ExperimentResult:
         return path
 
     def plot(self, file: str | Path) -> Path:
-        """Draw the figure as the paper has it; the ending of the name chooses the format."""
+        """Draw the figure in the paper's form; the suffix of the name selects the format."""
         import matplotlib
 
         path = Path(file)
@@ -289,15 +286,11 @@ def _rounded(value: Any) -> Any:
 
 
 def plans_folder() -> Path:
-    """The folder of the plans.
-
-    Raises:
-        InputError: it came neither with the package nor with a checkout.
-    """
+    """The folder of the plans; an `InputError` if neither the package nor the checkout has it."""
     for place in PLACES:
         if place.is_dir():
             return place
-    raise InputError("The plans of the papers' experiments are not installed; run from a checkout of the project.")
+    raise InputError("The plans of the papers' experiments are not installed. Run from a checkout of the project.")
 
 
 def names() -> list[str]:
@@ -306,13 +299,12 @@ def names() -> list[str]:
     >>> "godfrey-fig1" in names()
     True
     """
-    return sorted((path.stem for path in plans_folder().glob("*.toml")), key=_order)
 
+    def order(name: str) -> tuple[str, int, str]:  # figure 2 before figure 10
+        numbered = re.search(r"(?:fig|table)(\d+)", name)
+        return name.partition("-")[0], int(numbered[1]) if numbered else 0, name
 
-def _order(name: str) -> tuple[str, int, str]:
-    """Figure 2 stands before figure 10."""
-    numbered = re.search(r"(?:fig|table)(\d+)", name)
-    return name.partition("-")[0], int(numbered[1]) if numbered else 0, name
+    return sorted((path.stem for path in plans_folder().glob("*.toml")), key=order)
 
 
 def find(name: str, scale: str = "paper") -> ExperimentPlan:
@@ -327,42 +319,37 @@ def reproduce(
     folder: str | Path = "out/reproduce",
     data: str | Path | None = None,
     device: torch.device | str = "cpu",
-    tell: Tell = lambda doing: None,
+    progress: Progress = lambda step: None,
 ) -> ExperimentResult:
-    """Carry out an experiment of the papers.
+    """Run an experiment of the papers.
 
     Args:
         plan: its name, its file or a plan. scale: "paper" as printed, "gpu" minutes on one GPU, "cpu" digits or MNIST.
-        folder: of networks and of what was found; experiments share it, and one that was stopped goes on from there.
-        data: the folder of the data sets (or the environment variable INTERTWINE_DATA). tell: called with what is done.
+        folder: of networks and cached rows; experiments share it, and a stopped one is resumed from it.
+        data: the folder of the data sets (or the environment variable INTERTWINE_DATA).
+        progress: called with a description of every step.
     """
-    asked = plan if isinstance(plan, ExperimentPlan) else find(plan, scale)
-    start, place = time.perf_counter(), torch.device(device)
-    work = Work(asked, Path(folder), place, tell, Path(data) if data is not None else None)
-    rows = experiment_kind(asked.kind).run(work)
+    spec = plan if isinstance(plan, ExperimentPlan) else find(plan, scale)
+    start, place, threads = time.perf_counter(), torch.device(device), torch.get_num_threads()
+    work = Work(spec, Path(folder), place, progress, Path(data) if data is not None else None)
+    rows = experiment_kind(spec.kind).run(work)
+    cpu = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
     manifest = {
-        "plan": asked.to_dict(),
-        "device": _device(place),
+        "plan": spec.to_dict(),
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else cpu,
         "versions": {"intertwine": VERSION, "torch": torch.__version__, "python": platform.python_version()},
         "seconds": round(time.perf_counter() - start, 1),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": f"intertwine reproduce {asked.name} --scale {asked.scale}",
+        "command": f"intertwine reproduce {spec.name} --scale {spec.scale}",
     }
     return ExperimentResult(manifest, rows)
 
 
-def _device(place: torch.device) -> str:
-    if place.type == "cuda":
-        return torch.cuda.get_device_name(place)
-    threads = torch.get_num_threads()
-    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
-
-
 def read_result(file: str | Path) -> ExperimentResult:
-    """A result that was written before.
+    """A result from its file.
 
     Raises:
-        InputError: no such file, or it is no result of an experiment.
+        InputError: there is no such file, or it is not the result of an experiment.
     """
     path = Path(file)
     try:

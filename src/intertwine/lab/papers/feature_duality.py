@@ -1,11 +1,19 @@
-"""Classes of equal features, and which swaps of two features leave a network unchanged (Chen, Zhou and Yan 2024,
-Definition 3.4 and Theorem 3.3).
+"""Classes of equal features, and swaps of two features that leave a network unchanged (Chen, Zhou and Yan 2024).
+
+Definition 3.4 orders the features of a layer by "can be replaced by" and calls the width of that order the feature
+complexity. Comparable features are equal, so the order is an equivalence relation whose width counts its classes.
+Trained features are never exactly equal, so the number depends on a tolerance.
+
+Theorem 3.3 is about a network cut at one module, x → Z → y, with τ = (1, swap, 1). As printed, naturality is required
+of the arrows behind Z alone, and the theorem fails: a readout that adds two different features is unchanged by their
+swap. With the arrow from the input, τ Z = Z is required as well, and the theorem holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -16,22 +24,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from intertwine.argument_types import Float, Int
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.graph.model import check_model, copy_module, empty_caches
 from intertwine.graph.runner import float64_forward, to_float64
 from intertwine.lab.papers.naturality import Inputs, batches
 from intertwine.symmetry.certify import relative_error
 
-# ----------------------------------------------------------------------------------------------------
-# Classes of equal features: how many different features a layer has on given data.
-#
-# Chen, Zhou and Yan (2024) order the features of a layer by "can be replaced by" and call the width of that order the
-# feature complexity. Two features that are comparable are equal, so the order is an equivalence relation and its width
-# the number of classes. Trained features are never equal to the last bit, so a tolerance belongs to the answer.
-
-
-GRAM_ROUNDING = 1e-12  # squared distances read off a Gram matrix are this good, relative to squared lengths
-PAIRS_AT_ONCE = 1 << 22  # entries looked at together when candidate pairs are measured exactly
+GRAM_ROUNDING = 1e-12  # error of squared distances from a Gram matrix, relative to squared norms
+PAIRS_AT_ONCE = 1 << 22  # entries in memory at once when candidate pairs are measured exactly
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ def feature_classes(features: Float[Tensor, "samples neurons"], tolerance: float
     if features.ndim != 2 or not bool(features.isfinite().all()):
         found = f"of shape {tuple(features.shape)}" if features.ndim != 2 else "with infinite entries or NaN"
         raise InputError(
-            f"Features were expected as a matrix of finite numbers, samples × features; a tensor {found} was given. "
-            "Flatten images and tokens into the samples (channels last), and leave out broken samples."
+            f"The features are a tensor {found}. Pass a matrix of finite numbers, samples × features: flatten images "
+            "and tokens into the samples (channels last), and leave out broken samples."
         )
     if not tolerance >= 0:
-        raise InputError(f"A tolerance of {tolerance} was asked for; it must be 0 or more.")
+        raise InputError(f"tolerance must be 0 or more, but is {tolerance}.")
     z = features.detach().to("cpu", torch.float64)
     distinct, label = z.unique(dim=1, return_inverse=True)
     pairs = equal_pairs(distinct, tolerance) if tolerance > 0 else torch.empty(0, 2, dtype=torch.int64)
@@ -113,14 +113,6 @@ def equal_pairs(z: Float[Tensor, "samples neurons"], tolerance: float) -> Int[Te
         apart = (z[:, i] - z[:, j]).norm(dim=0)
         kept.append(pairs[apart <= tolerance * torch.maximum(lengths[i], lengths[j])])
     return torch.cat(kept)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Feature duality: swapping two features of a layer is a natural self-transformation exactly if they are equal.
-#
-# Theorem 3.3 of Chen, Zhou and Yan (2024), on a network cut at one module: x → Z → y, with τ = (1, swap, 1). As printed
-# naturality is asked of the arrows behind Z alone, and then the theorem fails: a readout that adds two different features
-# does not see them swapped. With the arrow from the input, τ Z = Z is asked as well, and it holds.
 
 
 MOST_SWAPS = 2048  # each swap runs the network once
@@ -204,21 +196,16 @@ def self_transformations(
     runs = [cut.run(inputs) for inputs in calls]
     features = torch.cat([z for z, _ in runs])
     width = features.shape[1]
-    equal = _pairs(equal_pairs(features, tolerance).tolist())
-    every = ((i, j) for i in range(width) for j in range(i + 1, width))
-    tried = equal if input_arrow else _pairs(every)
+    equal = tuple((i, j) for i, j in equal_pairs(features, tolerance).tolist())
+    tried = equal if input_arrow else tuple(combinations(range(width), 2))
     if len(tried) > MOST_SWAPS:
         raise InputError(
-            f"{len(tried)} swaps of the {width} features at {at!r} would have to be tried, each with a forward; the "
-            f"most is {MOST_SWAPS}. Take a narrower layer, or count equal features with feature_classes."
+            f"The {width} features at {at!r} have {len(tried)} swaps, each with a forward pass; the maximum is "
+            f"{MOST_SWAPS}. Take a narrower layer, or count equal features with feature_classes."
         )
     outputs = [y for _, y in runs]
     swaps = tuple(pair for pair in tried if cut.unseen(pair, calls, outputs, tolerance))
     return SelfTransformations(at, width, swaps, equal, input_arrow, tolerance)
-
-
-def _pairs(found: Iterable[Iterable[int]]) -> tuple[IndexPair, ...]:
-    return tuple((i, j) for i, j in found)
 
 
 class _Cut:
@@ -230,9 +217,7 @@ class _Cut:
         empty_caches(self.model)
         self.at, self.axis = at, axis
         if at not in (names := [name for name, _ in self.model.named_modules() if name]):
-            raise InputError(
-                f"There is no module {at!r} in the model. Its modules: {', '.join(names[:12]) or 'none'} …"
-            )
+            raise InputError(unknown_name("module", at, names))
         self.module = self.model.get_submodule(at)
 
     def run(self, inputs: Inputs) -> tuple[Tensor, list[Tensor]]:
@@ -246,13 +231,13 @@ class _Cut:
         outputs = self._forward(inputs, keep)
         if len(kept) != 1:
             raise InputError(
-                f"The module {self.at!r} runs {len(kept)} times in one forward, and a cut needs it to run once. Name a "
-                "module inside or around it."
+                f"The module {self.at!r} runs {len(kept)} times in one forward pass, but must run once. Name a module "
+                "inside or around it."
             )
         return kept[0], outputs
 
     def unseen(self, pair: IndexPair, calls: list[Inputs], outputs: list[list[Tensor]], tolerance: float) -> bool:
-        """Whether the outputs of all batches stay as they are when two features are swapped."""
+        """Whether a swap of two features leaves the outputs of all batches unchanged."""
 
         def swap(z: Tensor) -> Tensor:
             axis = self._axis(z)

@@ -35,7 +35,7 @@ from intertwine.lab.papers.folding_features import (
     group_rows,
     shown_layers,
 )
-from intertwine.lab.papers.plan import ExperimentKind, Numbers, Row
+from intertwine.lab.papers.plan import ExperimentKind, Numbers, Row, gathered
 from intertwine.lab.papers.work import NetworkPair, Work, networks_of
 from intertwine.lab.zoo.networks.registry import build
 from intertwine.stitch.result import summary
@@ -44,14 +44,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Seconds: how long one sweep over all layers takes, one merge in each (table 2), on networks as they start.
-#
-# The paper's code measures all distances anew in every sweep. Here they are kept up to date; both are timed.
-
-
 SIZE = 32  # of CIFAR images
-#: How distances are had in every sweep.
+#: The paper's code measures all distances anew in every sweep; here they are updated. Both are timed.
 WAYS = ("kept up to date", "measured anew")
 
 
@@ -67,7 +61,7 @@ def seconds_rows(work: Work) -> list[Row]:
 
 
 def prepared_merging(name: str, settings: FoldingSettings) -> MergeState:
-    """The merging of a network as it starts, with the rule of the paper's code."""
+    """The merging of a network at initialisation, with the rule of the paper's code."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(name, **settings.options).eval()
@@ -76,7 +70,7 @@ def prepared_merging(name: str, settings: FoldingSettings) -> MergeState:
 
 
 def sweeps(merging: MergeState, way: str, count: int) -> Iterator[float]:
-    """Merge the nearest pair of every layer, so many times; the seconds of every sweep."""
+    """Merge the nearest pair of every layer `count` times; yields the seconds of every sweep."""
     for _ in range(count):
         start = time.perf_counter()
         for w in range(len(merging.wires)):
@@ -89,14 +83,11 @@ def sweeps(merging: MergeState, way: str, count: int) -> Iterator[float]:
 
 def seconds_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     """Series of the way → architecture → seconds of every sweep."""
-    found: Numbers = {}
-    for row in rows:
-        found.setdefault(row["way"], {}).setdefault(row["network"], []).append(row["seconds"])
-    return found
+    return gathered((row["way"], row["network"], [row["seconds"]]) for row in rows)
 
 
 def draw_seconds(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """Bars: ours beside what is printed."""
+    """Bars: ours beside the printed ones."""
     found, labels = seconds_numbers(plan, rows), list(dict.fromkeys(row["network"] for row in rows))
     bars = {way: [summary(found[way][name])[0] for name in labels] for way in found}
     if plan["printed"]:
@@ -111,13 +102,9 @@ def draw_seconds(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     return figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Folding: equivalent features found, merged, counted, swapped, timed and looked at (Chen et al. 2024).
-
-
 @dataclass(frozen=True)
 class FoldingMeasure:
-    """One thing to measure of a network: its rows, their numbers, and the picture."""
+    """One measurement of a network: its rows, their numbers, and the figure."""
 
     find: Callable[[Work, nn.Module, FoldingSettings], Iterable[Row]]
     numbers: Callable[[Mapping[str, Any], Sequence[Row]], Numbers]
@@ -134,7 +121,7 @@ MEASURES = {
 
 
 def run_folding(work: Work) -> list[Row]:
-    """The rows of every network; those of "seconds" need none that are trained."""
+    """The rows of every network; "seconds" needs no trained ones."""
     settings = work.plan.settings
     if settings.measure == "seconds":
         return seconds_rows(work)
@@ -144,7 +131,7 @@ def run_folding(work: Work) -> list[Row]:
 
 
 def _architecture(work: Work, name: str) -> list[Row]:
-    """The rows of the networks of one architecture, in a folder of their own, which other plans share."""
+    """The rows of the networks of one architecture; their folder is shared with other plans."""
     networks, settings = networks_of(work.plan), replace(work.plan.settings, architectures=[])
     own = replace(networks, name=f"{networks.name}-{name}", architecture=name)
     part = replace(work, plan=replace(work.plan, networks=own, settings=settings))

@@ -1,19 +1,18 @@
-"""Accuracy against parameters left after folding, barriers of swaps of equivalent features, and the settings of kind
-"folding" (Chen et al. 2024).
-"""
+"""Kind "folding": its settings, accuracy against parameters left, and barriers of swaps (Chen et al. 2024)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from intertwine.data.batchnorm import batch_norms, reset_statistics
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.figures import legend_below, panels_in_rows
 from intertwine.fold.budget import fold_to
 from intertwine.fold.complexity import DEAD
@@ -22,7 +21,7 @@ from intertwine.fold.options import PAPER_CODE, PRINTED
 from intertwine.fold.prune import prune
 from intertwine.fold.result import Fold
 from intertwine.fold.swaps import KINDS, swap_barrier
-from intertwine.lab.papers.plan import ExperimentPlan, Numbers, Row
+from intertwine.lab.papers.plan import ExperimentPlan, Numbers, Row, gathered, grouped
 from intertwine.lab.papers.work import Work
 from intertwine.lab.zoo.datasets.dataset import Dataset
 from intertwine.stitch.result import summary
@@ -32,13 +31,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Settings of the experiments on folding (Chen et al. 2024), and the rules by which features are merged.
-
-
-#: Name → options of `intertwine.fold`. In all of them counts are kept: set to 1 after every merge, as Algorithm 1 is
-#: printed, nothing is exact. "as printed" sums rows before it compares them, "as published" sums BatchNorm too, which
-#: is not exact; "corrected" compares means; "this library" compares by what a merge changes in the layers behind.
+#: Name → options of `intertwine.fold`. All of them keep counts; resetting these to 1 after every merge, as in print, is
+#: never exact. "as printed" sums rows before it compares them; "as published" sums BatchNorm too, which is
+#: not exact; "corrected" compares means; "this library" compares by the change of the layers behind.
 RULES: Mapping[str, Mapping[str, Any]] = {
     "as printed": PRINTED,
     "as published": PAPER_CODE,
@@ -54,15 +49,13 @@ class FoldingSettings:
 
     Attributes:
         measure: "curves" accuracy against parameters, "distances" between features, "swaps" of equivalent features,
-            "complexity" per layer, "groups" what groups of features see, "seconds" per sweep. form: which rows a plan
-            shows, where it does not show all.
-        architectures: each gives networks of its own; none: that of [networks].
-        rules, betas: names in `RULES`, and the grid. shares: of parameters that are to be left, for other methods.
-        methods: the others, names in `intertwine.lab.papers.folding_curves`.
-        at: percent of parameters at which curves are read off. within: points of accuracy that may be lost.
-        seen: training images on which BatchNorm statistics are estimated again. points, seeds: of swaps.
-        layer, classes, images, groups: where groups of features are looked at, on images of which classes, how many.
-        sweeps: over all layers, timed. options: of the architectures that are timed.
+            "complexity" per layer, "groups" saliency maps of groups, "seconds" per sweep. form: a selection of rows.
+        architectures: each has networks of its own; by default that of [networks].
+        rules, betas: names in `RULES`, and the grid. methods: names in `OTHERS`. shares: of parameters left by these.
+        at: percent of parameters at which curves are read off. within: accepted loss of accuracy in points.
+        seen: training images for re-estimated BatchNorm statistics. points, seeds: of swaps.
+        layer, classes, images, groups: the layer of the groups, the classes and number of images, number of groups.
+        sweeps: over all layers, timed. options: of the timed architectures.
     """
 
     measure: str
@@ -85,98 +78,83 @@ class FoldingSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, plan: ExperimentPlan, where: str) -> None:
-        """Refuse words that nothing is known of."""
-        # codemod: import dropped  # which reads the rules above
-
-        known = [(self.measure, MEASURE_NAMES), *((rule, tuple(RULES)) for rule in self.rules)]
-        for word, words in [*known, *((method, tuple(OTHERS)) for method in self.methods)]:
-            if word not in words:
-                raise InputError(f"{where}: [folding] says {word!r}; it may say {', '.join(words)}.")
+        """Refuse unknown names."""
+        names = [("measure", self.measure, MEASURE_NAMES), *(("rule", rule, RULES) for rule in self.rules)]
+        for what, name, known in [*names, *(("method", method, OTHERS) for method in self.methods)]:
+            if name not in known:
+                raise InputError(f"{where}: [folding] {unknown_name(what, name, known)}")
 
 
 def network_of(row: Row) -> str:
-    """What the network of a row is called: its architecture, and the option that varies where one does."""
+    """The name of the network of a row: its architecture, and the value of the option that varies."""
     group = row.get("front_group")
     return row["network"] + ("" if group is None else f" ×{group:g}")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Curves: accuracy against the parameters that are left, by merging and by other methods, nothing trained afterwards.
+# -- Accuracy against parameters left --
 #
-# Chen et al. choose β on the test images that they report (row 003-F20). Beside it β is chosen here on the first half of
-# the test images and the accuracy is that of the second half.
+# Chen et al. choose β on the test images that they report. Here β is also chosen on the first half of the test images,
+# with the accuracy of the second half.
 
 
 Make = Callable[[nn.Module, Tensor, float], Fold]
-#: Methods that are given the share of parameters to leave.
+#: Methods that take the share of parameters to leave.
 OTHERS: Mapping[str, Make] = {
     "fold_to": lambda model, x, share: fold_to(model, x, parameters=share),
     "prune, L1": lambda model, x, share: prune(model, x, widths=share, across=True),
     "prune, random": lambda model, x, share: prune(model, x, widths=share, score="random", across=True),
 }
 WHOLE = "whole"
-#: Of the accuracy before merging, the least that the paper lets go of.
+#: The least share of the accuracy before merging that the paper accepts.
 ENOUGH = 0.95
 RESET = ", statistics reset"
 #: Parameters left, in per cent, that are nearly all.
 NEAR = 95.0
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
-
-
 def curve_rows(work: Work, model: nn.Module, settings: FoldingSettings) -> Iterator[Row]:
     """One row for the whole network, and one per method and value."""
     example = torch.zeros(1, *work.data.shape)
     yield {"method": WHOLE, "value": None, "left": 100.0, "flops": 100.0} | scored(model, work, settings.seen)
-    for method, value, make in _settings(settings):
+    makes: list[tuple[str, float, Make]] = [
+        (rule, beta, lambda model, x, beta, rule=rule: fold(model, x, beta=beta, **RULES[rule]))
+        for rule in settings.rules
+        for beta in settings.betas
+    ]
+    makes += [(method, share, OTHERS[method]) for method in settings.methods for share in settings.shares]
+    for method, value, make in makes:
         folded = make(model.cpu(), example, value)
         sizes = {"left": 100 * folded.parameters.share, "flops": 100 * folded.flops.share}
         yield {"method": method, "value": value} | sizes | scored(folded.model, work, settings.seen)
 
 
-def _settings(settings: FoldingSettings) -> Iterator[tuple[str, float, Make]]:
-    for rule in settings.rules:
-        for beta in settings.betas:
-            yield rule, beta, lambda model, x, beta, rule=rule: fold(model, x, beta=beta, **RULES[rule])
-    for method in settings.methods:
-        for share in settings.shares:
-            yield method, share, OTHERS[method]
-
-
 def scored(model: nn.Module, work: Work, seen: int) -> Row:
-    """Percent of right answers: on all test images, on each half of them, and after statistics were reset."""
+    """Accuracy in percent: on all test images, on each half, and after BatchNorm statistics are re-estimated."""
     placed = model.to(work.device).eval()
     right = answers(placed, work.placed)
     half = len(right) // 2
-    found = {"accuracy": _percent(right), "first": _percent(right[:half]), "second": _percent(right[half:])}
+    parts = {"accuracy": right, "first": right[:half], "second": right[half:]}
+    found = {name: 100 * float(part.mean()) for name, part in parts.items()}
     if batch_norms(placed):
         data = work.placed.subset(train=min(seen, len(work.data.labels)))
         again = reset_statistics(placed, data.batches("train", min(500, seen)))
-        found["accuracy_reset"] = _percent(answers(again.eval(), work.placed))
+        found["accuracy_reset"] = 100 * float(answers(again.eval(), work.placed).mean())
     return found
 
 
 @torch.no_grad()
 def answers(model: nn.Module, data: Dataset) -> Tensor:
-    """Which test images are answered right."""
+    """Which test images are classified correctly."""
     return torch.cat([(model(x).argmax(1) == y).double() for x, y in data.batches("test")]).cpu()
-
-
-def _percent(right: Tensor) -> float:
-    return 100 * float(right.mean())
-
-
-# -- numbers -----------------------------------------------------------------------------------------------------------
 
 
 def curve_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     """Series "network: method" → "whole", "23.03 % left", "left within 2 points", "left, chosen on test images" …"""
     found: Numbers = {}
     settings = plan["settings"]
-    for (network, _), own in _by(rows, lambda row: (network_of(row), row["pair"])).items():
+    for (network, _), own in grouped(rows, lambda row: (network_of(row), row["pair"])).items():
         (whole,) = [row for row in own if row["method"] == WHOLE]
-        for method, some in _by([row for row in own if row["method"] != WHOLE], lambda row: row["method"]).items():
+        for method, some in _methods(own).items():
             for suffix, key in (("", "accuracy"), (RESET, "accuracy_reset")):
                 if key in whole:
                     series = found.setdefault(f"{network}: {method}{suffix}", {})
@@ -187,15 +165,13 @@ def curve_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     return found
 
 
-def _by(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-    found: dict[Any, list[Row]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
+def _methods(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Method → its rows, without those of the whole network."""
+    return grouped([row for row in rows if row["method"] != WHOLE], lambda row: row["method"])
 
 
 def _read(whole: Row, some: Sequence[Row], key: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The accuracy of the whole network, at some shares of its parameters, and the least share that is good enough."""
+    """The accuracy of the whole network and at some shares of its parameters, and the least share within the limit."""
     yield WHOLE, whole["accuracy"]
     points = sorted((row["left"], row[key]) for row in [*some, whole])
     for share in settings["at"]:
@@ -219,23 +195,20 @@ def between(points: Sequence[tuple[float, float]], x: float) -> float | None:
 
 
 def _chosen(whole: Row, some: Sequence[Row]) -> Iterator[tuple[str, float]]:
-    """What the rule "the largest value that keeps 95 %" chooses: on the test images, and on half of them."""
-    for where, key, told in (("test images", "accuracy", "accuracy"), ("half of them", "first", "second")):
+    """The choice of the rule "the largest value that keeps 95 %": on the test images, and on half of them."""
+    for where, key, reported in (("test images", "accuracy", "accuracy"), ("half of them", "first", "second")):
         good = [row for row in some if row[key] > ENOUGH * whole[key]]
         row = min(good, key=lambda row: row["left"], default=whole)
         yield f"left, chosen on {where}", row["left"]
-        yield f"accuracy, chosen on {where}", row[told]
-
-
-# -- picture -----------------------------------------------------------------------------------------------------------
+        yield f"accuracy, chosen on {where}", row[reported]
 
 
 def draw_curves(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """Accuracy against parameters left, one panel per network; dashed after statistics were reset; stars: printed.
+    """Accuracy against parameters left, one panel per network; dashed with re-estimated statistics; stars: printed.
 
-    Methods that leave nearly everything stand on one vertical line, so a second panel enlarges its end.
+    A second panel enlarges the end if several methods leave nearly all parameters.
     """
-    networks = _by(rows, network_of)
+    networks = grouped(rows, network_of)
     shown = [(network, end) for network, own in networks.items() for end in (False, True) if not end or _crowded(own)]
     figure, panels = panels_in_rows(len(shown), 3.6 if len(shown) < 3 else 2.8, 3.2)
     for axes, (network, end) in zip(panels, shown, strict=True):
@@ -255,16 +228,14 @@ def draw_curves(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
 
 
 def _crowded(rows: Sequence[Row]) -> bool:
-    """Whether two methods or more leave nearly all parameters, whatever they are told."""
-    methods = _by([row for row in rows if row["method"] != WHOLE], lambda row: row["method"]).values()
-    return sum(all(row["left"] >= NEAR for row in some) for some in methods) > 1
+    """Whether two methods or more leave nearly all parameters at all their settings."""
+    return sum(all(row["left"] >= NEAR for row in some) for some in _methods(rows).values()) > 1
 
 
 def _curves(axes: Axes, rows: Sequence[Row]) -> None:
     """A line per method of one network, from the whole network on."""
     whole = [row for row in rows if row["method"] == WHOLE]
-    methods = _by([row for row in rows if row["method"] != WHOLE], lambda row: row["method"])
-    for i, (method, some) in enumerate(methods.items()):
+    for i, (method, some) in enumerate(_methods(rows).items()):
         for key, style in (("accuracy", "o-"), ("accuracy_reset", "--")):
             points = _means([*whole, *some], key)
             axes.plot(
@@ -275,7 +246,7 @@ def _curves(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _means(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
     """Points of a line, means over networks."""
-    groups = _by([row for row in rows if key in row], lambda row: row["value"]).values()
+    groups = grouped([row for row in rows if key in row], lambda row: row["value"]).values()
     return sorted((summary([r["left"] for r in some])[0], summary([r[key] for r in some])[0]) for some in groups)
 
 
@@ -289,11 +260,10 @@ def _stars(axes: Any, plan: Mapping[str, Any], network: str) -> None:
                 axes.axvline(value, color="k", linestyle=":", linewidth=1, label=f"printed: {value:g} % can be left")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Swaps: a network on its way to itself with equivalent features swapped, and with as many random ones (figure 1b).
+# -- Swaps of equivalent features --
 
 
-#: Which features may be swapped: all, as in the paper, or those that act; swapping what does nothing proves nothing.
+#: Features that may be swapped: all, as in the paper, or only live ones, since swapping dead ones proves nothing.
 FEATURES: Mapping[str, float | None] = {"all": None, "live": DEAD}
 
 
@@ -308,7 +278,7 @@ def swap_rows(work: Work, model: nn.Module, settings: FoldingSettings) -> Iterat
                 about = {"rule": rule, "beta": beta, "features": features}
                 try:
                     found = swap_barrier(folded, test, settings.points, seeds=range(settings.seeds), dead=dead)
-                except InputError:  # no two features are near enough: there is nothing to swap
+                except InputError:  # no two features are near enough to swap
                     yield about | {"pairs": 0}
                     continue
                 about["pairs"] = sum(found.pairs.values())
@@ -320,19 +290,19 @@ def swap_rows(work: Work, model: nn.Module, settings: FoldingSettings) -> Iterat
 
 def swap_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     """Series "network: equivalent, rule, all features" → β → points of accuracy lost at most on the way."""
-    lines: dict[tuple[str, str, int, int], list[Row]] = {}
-    for row in rows:
-        if "kind" in row:
-            series = f"{network_of(row)}: {row['kind']}, {row['rule']}, {row['features']} features"
-            lines.setdefault((series, f"β = {row['beta']:g}", row["pair"], row["seed"]), []).append(row)
-    lost: dict[tuple[str, str, int], list[float]] = {}
-    for (series, label, pair, _), line in lines.items():
-        drop = line[0]["accuracy"] - min(row["accuracy"] for row in line)
-        lost.setdefault((series, label, pair), []).append(drop)
-    found: Numbers = {}
-    for (series, label, _), drops in lost.items():
-        found.setdefault(series, {}).setdefault(label, []).append(sum(drops) / len(drops))
-    return found
+
+    def drop(line: Sequence[Row]) -> float:
+        return line[0]["accuracy"] - min(row["accuracy"] for row in line)
+
+    def key(row: Row) -> tuple[str, str, int]:
+        series = f"{network_of(row)}: {row['kind']}, {row['rule']}, {row['features']} features"
+        return series, f"β = {row['beta']:g}", row["pair"]
+
+    pairs = grouped([row for row in rows if "kind" in row], key)
+    return gathered(
+        (series, label, [fmean(map(drop, grouped(own, lambda row: row["seed"]).values()))])
+        for (series, label, _), own in pairs.items()
+    )
 
 
 def draw_swaps(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
@@ -345,11 +315,9 @@ def draw_swaps(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
         own = [row for row in kept if (row["rule"], row["features"]) == (rule, features)]
         for kind, style in (("equivalent", "-"), ("random", "--")):
             for i, beta in enumerate(betas):
-                points: dict[float, list[float]] = {}
-                for row in own:
-                    if (row["kind"], row["beta"]) == (kind, beta):
-                        points.setdefault(row["t"], []).append(row["accuracy"])
-                means = [summary(values)[0] for values in points.values()]
+                some = [row for row in own if (row["kind"], row["beta"]) == (kind, beta)]
+                points = grouped(some, lambda row: row["t"])
+                means = [fmean(row["accuracy"] for row in rows) for rows in points.values()]
                 axes.plot(list(points), means, style, color=f"C{i}", label=f"β = {beta:g}, {kind}")
         axes.set(title=f"{rule}, {features} features", xlabel="λ")
         if axes is not grid[0]:

@@ -1,7 +1,4 @@
-"""Features seen by folding: distances, complexity per layer, and guided-backpropagation maps of groups (Chen et al.
-
-2024).
-"""
+"""Kind "folding": distances of features, complexity per layer, and saliency maps of groups (Chen et al. 2024)."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from math import ceil
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from intertwine.data.features import features
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.figures import MAX_COLUMNS, legend_below, new_figure, panels_in_rows
 from intertwine.fold.complexity import complexity, dead_features, distance_maps
 from intertwine.fold.fold import fold
@@ -26,16 +24,14 @@ from intertwine.fold.prepare import prepare
 from intertwine.inspect.guided import guided_backprop
 from intertwine.inspect.images import draw_images, scaled_image, scaled_map
 from intertwine.lab.papers.folding_curves import RULES, FoldingSettings, answers, network_of
-from intertwine.lab.papers.plan import Numbers, Row
+from intertwine.lab.papers.plan import Numbers, Row, gathered, grouped
 from intertwine.lab.papers.work import Work
-from intertwine.stitch.result import summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pictures inside rows: bytes from 0 to 255 as text, so that a result file can be drawn without the network.
+# -- Pictures inside rows: bytes from 0 to 255 as text, so that a figure needs the result file alone --
 
 
 def pack(values: Tensor | NDArray[Any]) -> dict[str, Any]:
@@ -67,24 +63,22 @@ def coarse(table: NDArray[np.float64], most: int = 48) -> NDArray[np.float64]:
     return np.add.reduceat(np.add.reduceat(table, edges, 0), edges, 1) / np.outer(sizes, sizes)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Distances between the features of every layer (figures 1a and 6), and how many of them hardly act.
-#
-# The paper's smallest distance of 2e-15 may be that of two features which do nothing, so near-dead ones are counted.
+# -- Distances between the features of every layer (figures 1a and 6) --
 
 
-#: Name → options of `distance_maps`: Eq. 6 as printed and as in the paper's code; here: rows alone, with BatchNorm.
+#: Name → options of `distance_maps`: Eq. 6 as printed and in the paper's code; corrected: rows alone, with BatchNorm.
 DISTANCES: Mapping[str, Mapping[str, Any]] = {
     "as printed": {"terms": "in+out", "bias": False, "norm": "sum"},
     "corrected": {},
 }
-#: A feature is near-dead if its rows or columns are shorter than this share of the longest.
+#: A feature is near-dead if its rows or columns are shorter than this share of the longest. Such features are counted,
+#: since the paper's smallest distance of 2e-15 may be that of two of them.
 NEAR_DEAD = (0.001, 0.01, 0.1)
 SHOWN = 12
 
 
 def distance_rows(work: Work, model: nn.Module, settings: FoldingSettings) -> Iterator[Row]:
-    """One row per way to measure and layer."""
+    """One row per rule and layer."""
     example = torch.zeros(1, *work.data.shape)
     wires = prepare(model.cpu(), ((example,), {})).wires
     near = {w.name: {f"dead_{x:g}": float(dead_features(w, x).double().mean()) for x in NEAR_DEAD} for w in wires}
@@ -106,19 +100,19 @@ def shown_layers(rows: Sequence[Row], form: str) -> list[Row]:
 
 def distance_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     """Series "network: rule" → "smallest distance" …; with several layers, each has its own labels."""
-    found: Numbers = {}
-    for row in rows:
-        series = found.setdefault(f"{network_of(row)}: {row['rule']}", {})
-        layer = "" if plan["settings"]["form"] == "last" else f", layer {row['number']}"
-        values = {"smallest distance": row["smallest"], "pairs below 0.1, %": 100 * row["below"]}
-        values |= {f"features shorter than {x:g} of the longest, %": 100 * row[f"dead_{x:g}"] for x in NEAR_DEAD}
-        for label, value in values.items():
-            series.setdefault(label + layer, []).append(value)
-    return found
+
+    def points() -> Iterator[tuple[str, str, list[float]]]:
+        for row in rows:
+            layer = "" if plan["settings"]["form"] == "last" else f", layer {row['number']}"
+            values = {"smallest distance": row["smallest"], "pairs below 0.1, %": 100 * row["below"]}
+            values |= {f"features shorter than {x:g} of the longest, %": 100 * row[f"dead_{x:g}"] for x in NEAR_DEAD}
+            yield from ((f"{network_of(row)}: {row['rule']}", label + layer, [v]) for label, v in values.items())
+
+    return gathered(points())
 
 
 def draw_distances(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """A heat map per layer of the first network, one block of rows per way to measure."""
+    """A heat map per layer of the first network, one block of rows per rule."""
     own = [row for row in rows if (row["network"], row["pair"]) == (rows[0]["network"], rows[0]["pair"])]
     rules = list(dict.fromkeys(row["rule"] for row in own))
     most = max(sum(row["rule"] == rule for row in own) for rule in rules)
@@ -137,11 +131,10 @@ def draw_distances(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     return figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Complexity: how many different features every layer has, for several β, as the paper does not print its own.
+# -- Complexity: the number of different features of every layer, for several β --
 
 
-#: Networks of one kind from which a correlation is taken.
+#: The least number of networks of one kind for a correlation.
 LEAST_NETWORKS = 3
 
 
@@ -168,8 +161,8 @@ def complexity_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     found: Numbers = {}
     lefts: dict[str, list[float]] = {}
     accuracies: dict[str, list[float]] = {}
-    for series, lines in _lines(rows).items():
-        for line in lines:
+    for series, some in grouped(rows, _series).items():
+        for line in grouped(some, lambda row: row["pair"]).values():
             for row in line:
                 found.setdefault(series, {}).setdefault(str(row["number"]), []).append(float(row["left"]))
             left = [row["left"] for row in line]
@@ -186,16 +179,8 @@ def complexity_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     return found
 
 
-def _lines(rows: Sequence[Row]) -> dict[str, list[list[Row]]]:
-    """Series → the layers of each network."""
-    lines: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        series = f"{network_of(row)}: {row['rule']}, β = {row['beta']:g}"
-        lines.setdefault((series, row["pair"]), []).append(row)
-    found: dict[str, list[list[Row]]] = {}
-    for (series, _), line in lines.items():
-        found.setdefault(series, []).append(line)
-    return found
+def _series(row: Row) -> str:
+    return f"{network_of(row)}: {row['rule']}, β = {row['beta']:g}"
 
 
 def draw_complexity(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
@@ -204,10 +189,9 @@ def draw_complexity(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
 
     rules, betas = (list(dict.fromkeys(row[key] for row in rows)) for key in ("rule", "beta"))
     figure, panels = panels_in_rows(len(rules) * len(betas), 2.6, 2.0, min(3, len(betas)))
-    for series, lines in _lines(rows).items():
-        row = lines[0][0]
-        axes = panels[len(betas) * rules.index(row["rule"]) + betas.index(row["beta"])]
-        means = [summary([float(line[i]["left"]) for line in lines])[0] for i in range(len(lines[0]))]
+    for series, some in grouped(rows, _series).items():
+        axes = panels[len(betas) * rules.index(some[0]["rule"]) + betas.index(some[0]["beta"])]
+        means = [fmean(row["left"] for row in layer) for layer in grouped(some, lambda row: row["number"]).values()]
         axes.plot(range(1, len(means) + 1), means, "o-", markersize=3, label=series.partition(":")[0])
         axes.set_title(series.partition(": ")[2], fontsize=8)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -218,26 +202,27 @@ def draw_complexity(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     return figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Groups: what groups of equivalent features see in images, by guided backpropagation (figures 5b, 7 and 8).
+# -- Saliency maps of groups of equivalent features, by guided backpropagation (figures 5b, 7 and 8) --
 #
-# The paper shows groups of its choice. Here they are those that respond most to some classes against all others, and how
-# alike the maps of single features are is measured: inside a group, and with features outside it.
+# The paper selects its groups by hand. Here they are those that respond most to some classes against all others. The
+# similarity of maps of single features is measured within a group and with features outside it.
 
 
-#: Features of a group whose maps are compared one with another.
+#: Features of a group whose maps are compared.
 MOST_COMPARED = 4
 
 
 def group_rows(work: Work, model: nn.Module, settings: FoldingSettings) -> Iterator[Row]:
-    """Per rule and β: a row per group and image, and one with how alike maps are.
+    """Per rule and β: a row per group and image, and one with the similarity of maps.
 
-    What the figure shows is in the rows as pictures: the maps of the first rule and β that has groups, and their images.
+    Only the pictures of the figure are kept in rows: maps of the first rule and β with groups, and their images.
     """
     drawn: dict[str, Any] | None = None
     placed = model.to(work.device)
-    responses, labels = _responses(placed, work, settings.layer)
-    wanted = _classes(work, settings)
+    layer, labels = settings.layer, work.data.test_labels.cpu()
+    batches = features(placed, work.placed.batches("test"), [layer])
+    responses = torch.cat([batch[layer].flatten(2).mean(2).double().cpu() for batch in batches])
+    wanted = class_numbers(work, settings)
     for rule in settings.rules:
         for beta in settings.betas:
             about = {"rule": rule, "beta": beta}
@@ -258,21 +243,6 @@ def group_rows(work: Work, model: nn.Module, settings: FoldingSettings) -> Itera
             drawn = drawn or about
 
 
-def _responses(model: nn.Module, work: Work, layer: str) -> tuple[Tensor, Tensor]:
-    """Test images × features, means over positions; and the classes."""
-    data = work.placed.batches("test")
-    parts = [batch[layer].flatten(2).mean(2).double().cpu() for batch in features(model, data, [layer])]
-    return torch.cat(parts), work.data.test_labels.cpu()
-
-
-def _classes(work: Work, settings: FoldingSettings) -> list[int]:
-    known = list(work.data.classes)
-    for name in settings.classes:
-        if name not in known:
-            raise InputError(f"{work.plan.name} looks at images of {name!r}; there are {', '.join(known)}.")
-    return [known.index(name) for name in settings.classes]
-
-
 def _groups(model: nn.Module, work: Work, settings: FoldingSettings, rule: str, beta: float) -> list[list[int]]:
     """Groups of two features and more, of the wire that ends in the layer."""
     folded = fold(model.cpu(), torch.zeros(1, *work.data.shape), beta=beta, **RULES[rule])
@@ -281,8 +251,17 @@ def _groups(model: nn.Module, work: Work, settings: FoldingSettings, rule: str, 
     return [list(group) for group in folded.groups[before[-1]] if len(group) > 1]
 
 
+def class_numbers(work: Work, settings: FoldingSettings) -> list[int]:
+    """The classes of a plan as numbers; an `InputError` for unknown names."""
+    known = list(work.data.classes)
+    for name in settings.classes:
+        if name not in known:
+            raise InputError(f"{work.plan.name}: {unknown_name('class', name, known)}")
+    return [known.index(name) for name in settings.classes]
+
+
 def _chosen(found: Sequence[list[int]], responses: Tensor, inside: Tensor, most: int) -> list[list[int]]:
-    """The groups that respond most to some images against all others."""
+    """The groups with the largest response to some images relative to all others."""
 
     def contrast(group: list[int]) -> float:
         own = responses[:, group].mean(1)
@@ -295,7 +274,7 @@ def _chosen(found: Sequence[list[int]], responses: Tensor, inside: Tensor, most:
 def _images(
     work: Work, responses: Tensor, wanted: Sequence[int], settings: FoldingSettings
 ) -> tuple[Tensor, list[str]]:
-    """The images of each class to which the groups respond most."""
+    """The images of each class with the largest response of the groups."""
     labels, total = work.data.test_labels.cpu(), responses.mean(1)
     rows, names = [], []
     for label in wanted:
@@ -307,7 +286,7 @@ def _images(
 
 
 def _alike(model: nn.Module, layer: str, chosen: Sequence[list[int]], responses: Tensor, images: Tensor) -> Row:
-    """Mean correlation of the maps of two features on the same image: of one group, and with one outside, at random."""
+    """Mean correlation of the maps of two features on one image: within a group, and with random other features."""
     chance, live = torch.Generator().manual_seed(0), (responses.mean(0) > 0).nonzero().flatten()
 
     def maps(units: Sequence[int]) -> list[Tensor]:
@@ -320,38 +299,37 @@ def _alike(model: nn.Module, layer: str, chosen: Sequence[list[int]], responses:
         inside = maps(group[:MOST_COMPARED])
         same += [_correlation(a, b) for a, b in combinations(inside, 2)]
         other += [_correlation(a, b) for a in inside for b in maps(drawn)]
-    return {"same": _mean(same), "other": _mean(other)}
+
+    def mean(values: Sequence[list[float]]) -> float | None:
+        flat = [value for some in values for value in some]
+        return sum(flat) / len(flat) if flat else None
+
+    return {"same": mean(same), "other": mean(other)}
 
 
 def _correlation(a: Tensor, b: Tensor) -> list[float]:
-    """Of two sets of maps, image by image; maps that are constant have none."""
+    """The correlation of two sets of maps, image by image, without constant maps."""
     a, b = (x - x.mean(1, keepdim=True) for x in (a, b))
     sizes = a.norm(dim=1) * b.norm(dim=1)
     live = sizes > 0
     return ((a * b).sum(1)[live] / sizes[live]).tolist()
 
 
-def _mean(values: Sequence[list[float]]) -> float | None:
-    flat = [value for some in values for value in some]
-    return sum(flat) / len(flat) if flat else None
-
-
 def group_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     """Series "network: maps of one group" and "… of any two features" → rule and β → mean correlation."""
-    found: Numbers = {}
-    for row in rows:
-        for key, words in (("same", "maps of one group"), ("other", "maps of any two features")):
-            if row.get(key) is not None:
-                series = found.setdefault(f"{network_of(row)}: {words}", {})
-                series.setdefault(f"{row['rule']}, β = {row['beta']:g}", []).append(row[key])
-    return found
+    return gathered(
+        (f"{network_of(row)}: {words}", f"{row['rule']}, β = {row['beta']:g}", [row[key]])
+        for row in rows
+        for key, words in (("same", "maps of one group"), ("other", "maps of any two features"))
+        if row.get(key) is not None
+    )
 
 
 def draw_groups(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     """The images, and below them the maps of one group per row, by the first rule and β that has groups."""
     pictured = [row for row in rows if "map" in row]
     if not pictured:
-        return new_figure(4, 1)  # no two features were near enough: there is nothing to show but the title
+        return new_figure(4, 1)  # no two features were near enough: only the title
     first = pictured[0]
     same = [row for row in pictured if all(row[k] == first[k] for k in ("network", "pair", "rule", "beta"))]
     groups = {number: [row for row in same if row["group"] == number] for number in {row["group"] for row in same}}

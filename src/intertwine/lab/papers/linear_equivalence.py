@@ -1,5 +1,8 @@
-"""Whether an invertible linear map takes the features of one network to those of another (Chen, Zhou and Yan 2024,
-Proposition 3.2), and small networks that are counterexamples to the paper's statements.
+"""Whether an invertible linear map takes the features of one network to those of another (Chen, Zhou and Yan 2024).
+
+Proposition 3.2 says that networks joined by a line of constant loss have such maps. Its proof assumes more (features
+that are linear along the line) and does not follow from that either; the proposition is false, see `silent_feature`.
+`linear_equivalence` answers for two given networks whether the map exists.
 """
 
 from __future__ import annotations
@@ -13,21 +16,14 @@ from torch import Tensor, nn
 from intertwine.argument_types import Float
 from intertwine.errors import InputError, MismatchError
 
-# ----------------------------------------------------------------------------------------------------
-# Linear equivalence: is there an invertible linear map between the features of two networks?
-#
-# Proposition 3.2 of Chen, Zhou and Yan (2024) says that networks joined by a line of constant loss have such maps. Their
-# proof takes a stronger premise (features linear along the line) and does not follow from it either; the proposition is
-# false (`counterexamples.silent_feature`). What can be done is to ask of two given networks whether the map exists.
-
 
 @dataclass(frozen=True)
 class LinearEquivalence:
-    """How far two sets of features are from being images of each other under an invertible linear map.
+    """The distance of two sets of features from being equal up to an invertible linear map.
 
-    `forward`: what of a no linear map of b reaches, ‖rest‖ / ‖a‖; `backward` the same from a to b. Both vanish exactly
-    if an invertible map exists; one alone may vanish when the ranks differ. `matrix`: the τ with τ z_b = z_a that fits
-    best, invertible where the ranks agree; None where they do not.
+    `forward`: the part of a outside the span of b, ‖rest‖ / ‖a‖; `backward`: that of b outside the span of a. Both
+    vanish exactly if an invertible map exists; one alone may vanish if the ranks differ. `matrix`: the invertible τ
+    with the best fit of τ z_b = z_a; None if the ranks differ.
     """
 
     forward: float
@@ -60,12 +56,12 @@ def linear_equivalence(
 ) -> LinearEquivalence:
     """The best invertible linear map that takes the features of b to those of a, on one set of samples.
 
-    Least squares alone does not answer this: a map that forgets a feature can fit perfectly and has no inverse. The two
-    sets are equivalent if they span the same space of functions of the samples, so both directions are measured.
+    Least squares alone is not enough: a map that drops a feature can fit perfectly and has no inverse. The two sets are
+    equivalent if they span the same space of functions of the samples, so both directions are measured.
 
     Args:
         za, zb: features of two networks on the same samples, one column per feature, equally many.
-        tolerance: what `.ok` allows; singular values below it, relative to the largest, count as 0.
+        tolerance: of `.ok`; singular values below it, relative to the largest, count as 0.
 
     Returns:
         A `LinearEquivalence`.
@@ -85,14 +81,14 @@ def linear_equivalence(
     """
     if za.ndim != 2 or za.shape != zb.shape:
         raise MismatchError(
-            f"Features of shapes {tuple(za.shape)} and {tuple(zb.shape)} were given. An invertible map needs as many "
-            "features on both sides, and the same samples in the rows: pass two matrices of one shape."
+            f"The features have shapes {tuple(za.shape)} and {tuple(zb.shape)}. An invertible map needs the same "
+            "number of features on both sides and the same samples: pass two matrices of one shape."
         )
     if not bool(za.isfinite().all() and zb.isfinite().all()):
-        raise InputError("The features hold infinite entries or NaN. Leave out the samples they come from.")
+        raise InputError("The features have infinite entries or NaN. Leave out these samples.")
     a, b = _Span(za, tolerance), _Span(zb, tolerance)
     matrix = None
-    if a.rank == b.rank:  # what b does not reach is sent to what a does not reach, which makes the map invertible
+    if a.rank == b.rank:  # the kernel of b goes to that of a, so that the map is invertible
         matrix = (b.pseudo_inverse @ a.z + b.kernel @ a.kernel.mT).mT
     return LinearEquivalence(b.misses(a.z), a.misses(b.z), a.rank, b.rank, tolerance, matrix)
 
@@ -115,12 +111,11 @@ class _Span:
         return float((other - self.basis @ (self.basis.mT @ other)).norm()) / size if size else 0.0
 
 
-# ----------------------------------------------------------------------------------------------------
-# Small networks on which statements of Chen, Zhou and Yan (2024) fail as printed, with data to see it on.
+# -- Counterexamples --
 
 
 def sum_of_two_features() -> tuple[nn.Sequential, Tensor]:
-    """Theorem 3.3 without the input arrow: the readout adds two different features, so it does not see them swapped.
+    """Theorem 3.3 without the input arrow: the readout adds two different features, so their swap does not change it.
 
     z = (relu(x), relu(x − 1)), y = z₁ + z₂, on x from 0 to 3.
 
@@ -134,7 +129,7 @@ def sum_of_two_features() -> tuple[nn.Sequential, Tensor]:
 
 
 def silent_feature() -> tuple[nn.Sequential, nn.Sequential, Tensor]:
-    """Proposition 3.2: two networks on a line of constant loss, one with a feature of which the other has no trace.
+    """Proposition 3.2: two networks on a line of constant loss, one with a feature that the other lacks.
 
     a: z = (x, relu(x − 1)), b: z = (x, 0), both y = z₁, on x from 0 to 3. All along the line from b to a the output is
     x, and even the features move linearly; yet a's features span a plane of functions and b's a line, so that no

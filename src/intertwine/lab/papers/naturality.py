@@ -1,5 +1,8 @@
-"""`naturality` (Chen, Zhou and Yan 2024, Definition 3.1): for every call of a captured program, how far a symmetry
-element is from commuting with it.
+"""`naturality`: how far a symmetry element is from commuting with every call of a program (Chen, Zhou and Yan 2024).
+
+Definition 3.1 reads a network as a functor: arrows (layers) become functions with weights. Two networks have equivalent
+features if invertible maps τ of their features commute with every arrow. Here τ is the action of a group element on
+every tensor of the captured program, so that the definition applies to any architecture.
 """
 
 from __future__ import annotations
@@ -23,15 +26,11 @@ from intertwine.graph.runner import ProgramRunner, float64_forward
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import TOLERANCE, Symmetry, from_program
 
-# ----------------------------------------------------------------------------------------------------
-# Data in the forms users hold it: one batch, the arguments of one call, or many batches with targets.
-
-
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one call of a model
 
 
 def batches(data: Any) -> Iterator[Inputs]:
-    """The arguments of each call that some data stands for; targets are left out.
+    """The arguments of each call in some data, without targets.
 
     A tensor is one batch. A tuple is the positional arguments of one call, a mapping its keyword arguments. Anything
     else that can be iterated (a list, a DataLoader) holds batches: each a tensor, a mapping, or `(inputs, targets)`
@@ -50,15 +49,15 @@ def batches(data: Any) -> Iterator[Inputs]:
         yield _call(inputs)
     if count == 0:
         raise InputError(
-            "The data holds no batch. Pass at least one batch of inputs; a generator can be used only once."
+            "The data has no batches. Pass at least one batch of inputs; a generator can be used only once."
         )
 
 
 def _each(data: Any) -> Iterable[Any]:
     if isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
         raise InputError(
-            f"Data was expected, a {type(data).__name__} was given. Pass a tensor, a tuple of the model's arguments, "
-            "or an iterable of (inputs, targets) batches."
+            f"The data is a {type(data).__name__}. Pass a tensor, a tuple of the model's arguments, or an iterable of "
+            "(inputs, targets) batches."
         )
     return data
 
@@ -71,8 +70,8 @@ def _inputs(batch: Any) -> Any:
         return batch[0]
     found = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
     raise InputError(
-        f"A batch is a {found}, and which part of it the model takes is not clear. Make every batch a tensor, a "
-        "mapping of keyword arguments, or a pair (inputs, targets)."
+        f"A batch is a {found}, so its inputs are not clear. Make every batch a tensor, a mapping of keyword "
+        "arguments, or a pair (inputs, targets)."
     )
 
 
@@ -82,22 +81,14 @@ def _call(inputs: Any) -> Inputs:
     return (tuple(inputs), {}) if isinstance(inputs, (tuple, list)) else ((inputs,), {})
 
 
-# ----------------------------------------------------------------------------------------------------
-# Naturality squares: for every call of a program, does it commute with the move of the tensors it reads and makes?
-#
-# The network b runs as it is. Before each call the tensors it reads are moved by τ, and the call is run on them with the
-# weights of a; what comes out should be b's own result, moved. No error is handed on to the next call, so each square
-# stands for itself. What is computed from weights alone belongs to the weights.
-
-
 MASK = 1e30  # larger numbers stand for "minus infinity"
-LARGEST_REACH = 1e6  # larger inputs are masks, and say nothing of rounding
-CANCELLED = 1e-6  # a result this much smaller than what went in is judged by what went in
+LARGEST_REACH = 1e6  # larger inputs are masks, which do not determine rounding
+CANCELLED = 1e-6  # a result this much smaller than its inputs is compared with the size of the inputs
 
 
 @dataclass(frozen=True)
 class Gap:
-    """How far two tensors are apart, as sums of squares that add up over batches; `least` is the size of rounding."""
+    """The distance of two tensors as sums of squares, which add up over batches; `least` is the size of rounding."""
 
     apart: float = 0.0
     left: float = 0.0
@@ -126,17 +117,22 @@ class Gap:
 
 
 class Squares:
-    """One walk through a program; iterating gives (position of the call, gap) for every tensor that was compared."""
+    """One run of a program; iterating yields (position of the call, gap) for every compared tensor.
+
+    The network b runs unchanged. Before each call its inputs are moved by τ, and the call runs on them with the weights
+    of a; the result should be b's own result, moved. Errors are not passed on to the next call, so that each square is
+    independent. Results that depend on weights alone belong to the weights.
+    """
 
     def __init__(self, symmetry: Symmetry, g: Element, a: nn.Module, b: nn.Module, inputs: Inputs) -> None:
         self.symmetry, self.g, self.graph = symmetry, g, symmetry.geometry.graph
         self.program = self.graph.program
         self.a, self.b = (ProgramRunner(self.program, m, inputs) for m in (a, b))
         self.fluid = {s.name for s in self.program.inputs if s.kind == "input"}  # names that depend on the inputs
-        self.inner: dict[str, Any] = {}  # results on which no τ is known; they are handed on as they came out
-        self.held: dict[str, Value] = dict(self.graph.values)  # what a name stands for now; calls in place change it
+        self.inner: dict[str, Any] = {}  # results without a known τ, passed on unchanged
+        self.held: dict[str, Value] = dict(self.graph.values)  # current value of a name; calls in place change it
         self.family: dict[str, set[str]] = {}  # names of one storage
-        self.raw: set[str] = set()  # memory nothing was written to yet
+        self.raw: set[str] = set()  # uninitialised memory
         self.maker: dict[str, int] = {}  # name → the call that made it
 
     def __iter__(self) -> Iterator[tuple[int, Gap]]:
@@ -158,10 +154,12 @@ class Squares:
             if self._has_move(call, own):
                 yield self._position(call), Gap.between(self._act(call.name, own), moved, around)
             else:
-                self._hand_on(call, moved)
+                self.inner[call.name] = moved
+                if call.inplace and isinstance(call.args[0], Ref) and call.args[0].name in self.inner:
+                    self.inner[call.args[0].name] = moved
 
     def _moved(self, name: str) -> Any:
-        """What a call of a reads under a name: a's own weights, or what b computed there, moved."""
+        """The input of a call of a under a name: a's own weights, or the result of b, moved."""
         if name in self.inner:
             return _copied(self.inner[name])
         if name not in self.fluid:
@@ -175,19 +173,14 @@ class Squares:
         return self.symmetry._act_on_value(self.g, name, value, x)
 
     def _has_move(self, call: Call, own: Any) -> bool:
-        """Whether a result is a tensor with a τ: whole numbers, tuples and the squares inside a length have none."""
+        """Whether a result is a tensor with a τ: integers, tuples and the squares inside a norm have none."""
         value = self.graph.values.get(call.name)
         if value is None or not isinstance(own, Tensor) or not own.is_floating_point():
             return False
         return tuple(own.shape) == value.shape and (value.lazy or self.symmetry.geometry.predicts(value))
 
-    def _hand_on(self, call: Call, moved: Any) -> None:
-        self.inner[call.name] = moved
-        if call.inplace and isinstance(call.args[0], Ref) and call.args[0].name in self.inner:
-            self.inner[call.args[0].name] = moved
-
     def _position(self, call: Call) -> int:
-        """The call itself, or the one that returned the tuple it takes its result from."""
+        """The call itself, or the one that returned the tuple from which it takes its result."""
         taken = call.target is operator.getitem and isinstance(call.args[0], Ref)
         return self.maker.get(call.args[0].name, self.maker[call.name]) if taken else self.maker[call.name]
 
@@ -199,7 +192,7 @@ class Squares:
         return call.name in self.raw
 
     def _track(self, call: Call) -> None:
-        """Follow storages: after a call in place all names of the tensor it wrote to stand for the result."""
+        """Follow storages: after a call in place, all names of the tensor that it wrote to have the new value."""
         first = call.args[0] if call.args and isinstance(call.args[0], Ref) else None
         if first is None or not (call.aliases or first.name in self.family):
             return
@@ -214,27 +207,19 @@ class Squares:
 
 
 def _copied(x: Any) -> Any:
-    """Fresh and laid out in order: calls may write to what they read, and views must fit."""
+    """A contiguous copy: calls may write to their inputs, and views must fit."""
     return tree_map(lambda t: t.clone(memory_format=torch.contiguous_format) if isinstance(t, Tensor) else t, x)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Naturality: how far two networks are from having functionally equivalent features, arrow by arrow.
-#
-# Chen, Zhou and Yan (2024), Definition 3.1, read a network as a functor: arrows (layers) become functions with weights.
-# Two networks have equivalent features if invertible maps τ of their features commute with every arrow. Here τ is the
-# action of a group element on every tensor of the captured program, so that any architecture has its squares.
-
-
-#: Weights of a twin were rounded a few times; so many steps of their precision are no difference.
+#: Weights of a twin are rounded a few times; this many steps of their precision count as equal.
 ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """One arrow: a call of the program, where it stands, the weights it reads, and how far its square is from closing.
+    """One arrow: a call of the program, its module, the weights it reads, and the residual of its square.
 
-    `from_input` says that it reads the network's input; Definition 3.1 as printed leaves those arrows out.
+    `from_input`: whether it reads the network's input; definition 3.1 as printed leaves these arrows out.
     """
 
     name: str
@@ -306,7 +291,7 @@ def naturality(
             or an iterable of batches: tensors, mappings, or pairs (inputs, targets), of which the targets are ignored.
         symmetry: the symmetry of the architecture; found from a and the first batch if not given. With matrices
             (continuous=True) norm weights of both models are folded first, as `act` does.
-        tolerance: what `.ok` allows; by default what the coarser of the two models' numbers can hold.
+        tolerance: of `.ok`; by default the precision of the coarser of the two models.
 
     Returns:
         A `Naturality` with one `Arrow` per call, `.max`, `.ok` and `.worst`.
@@ -346,13 +331,13 @@ def naturality(
 
 
 def _allowed(*models: nn.Module) -> float:
-    """What the rounding of the weights leaves between exact twins."""
+    """The tolerance for exact twins, given the rounding of their weights."""
     kinds = {w.dtype for model in models for w in model.parameters() if w.is_floating_point()}
     return max([TOLERANCE, *(ROUNDINGS * torch.finfo(kind).eps for kind in kinds)])
 
 
 class _Shapes:
-    """The symmetry of one architecture for batches of several shapes: a program is captured for one shape alone."""
+    """The symmetry of one architecture for batches of several shapes; a program is captured for one shape."""
 
     def __init__(self, model: nn.Module, given: Symmetry | None, continuous: bool) -> None:
         self.model, self.continuous = model, continuous if given is None else given.continuous
@@ -376,15 +361,15 @@ class _Shapes:
             ops = [[call.op for call in x.geometry.graph.program.calls] for x in (first, sym)]
             if first.signature != sym.signature or ops[0] != ops[1]:
                 raise MismatchError(
-                    f"On inputs of shapes {[shape for shape, _ in key]} the model runs another program than on the "
-                    "first ones, so its arrows cannot be added up. Measure batches of that shape on their own."
+                    f"On inputs of shapes {[shape for shape, _ in key]} the model runs a different program than on the "
+                    "first batch, so its arrows cannot be combined. Measure batches of that shape separately."
                 )
             self.found[key] = sym
         return self.found[key]
 
 
 def _exact(symmetry: Symmetry, g: Element, model: nn.Module) -> nn.Module:
-    """A float64 copy of a model of this architecture, with what a matrix must pass folded."""
+    """A float64 copy of a model of this architecture, folded as the matrices of the symmetry need it."""
     symmetry._check_element(g)
     symmetry.check_model(model)
     exact = copy_module(model).to(torch.float64)
@@ -393,10 +378,10 @@ def _exact(symmetry: Symmetry, g: Element, model: nn.Module) -> nn.Module:
 
 
 def _arrows(program: Program, gaps: Mapping[int, Gap]) -> Iterator[Arrow]:
-    """A row for each call that was compared, with the weights it reads, directly or through others made of weights."""
+    """An arrow for each compared call, with the weights it reads directly or through results of weights alone."""
     weights: dict[str, tuple[str, ...]] = {s.name: (s.target,) if s.target else () for s in program.inputs}
     inputs = {s.name for s in program.inputs if s.kind == "input"}
-    fluid, plain = set(inputs), set(inputs)  # what depends on the inputs; what is an input but for views of it
+    fluid, plain = set(inputs), set(inputs)  # names that depend on the inputs; inputs and their views
     for position, call in enumerate(program.calls):
         reads = sorted(call.reads)
         own = tuple(dict.fromkeys(w for name in reads for w in weights.get(name, ())))

@@ -1,10 +1,14 @@
-"""Kind "distances": distances and averages of MLPs before and after sorting or matching their hidden nodes (Sorensen
-2020, table 1).
+"""Kind "distances": distances and averages of MLPs after sorting or matching hidden nodes (Sorensen 2020, table 1).
+
+The kind trains many small networks at once and measures table 1 and the averages of sorted networks, which the thesis
+only proposes. It adds controls (networks at initialisation, permuted copies, whose distance must be 0), matching and
+stability under noise. The functions that measure return one row per method.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -42,16 +46,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# How far apart trained networks are: unsorted, sorted, matched (Table 1 of the thesis), and under a little noise.
-#
-# Every function takes a stack of networks and gives rows of the result file, one per method. The controls are here too:
-# networks before training, and permuted copies, whose distance must become 0.
-
-
-#: Pairs handled at once; a pair of thesis-sized networks and its score matrix take about 5 MiB.
+#: Pairs in memory at once; a pair of thesis-sized networks and its score matrix take about 5 MiB.
 PAIRS_AT_ONCE = 50
-#: Two networks coincide if their distance is this small a part of the mean. Gram matrices resolve about 1e-7.
+#: Two networks coincide if their distance is at most this share of the mean. Gram matrices resolve about 1e-7.
 SAME = 1e-4
 
 
@@ -61,31 +58,23 @@ def summary(values: Tensor) -> dict[str, Any]:
     >>> summary(torch.tensor([1.0, 2.0, 3.0]))
     {'min': 1.0, 'max': 3.0, 'mean': 2.0, 'deviation': 1.0, 'count': 3}
     """
-    return {
-        "min": float(values.min()),
-        "max": float(values.max()),
-        "mean": float(values.mean()),
-        "deviation": float(values.std()) if values.numel() > 1 else None,
-        "count": values.numel(),
-    }
+    found = {name: float(getattr(values, name)()) for name in ("min", "max", "mean")}
+    return found | {"deviation": float(values.std()) if values.numel() > 1 else None, "count": values.numel()}
 
 
 def methods(plan: DistancesSettings) -> list[str]:
-    """Everything that is compared, the unsorted networks first."""
+    """All compared methods, the unsorted networks first."""
     return [*orders(plan.bases), *MATCHINGS]
 
 
 def picked_pairs(nets: int, count: int, seed: int) -> Tensor:
-    """Distinct random pairs (count, 2), all of them where there are no more."""
+    """Up to `count` distinct random pairs, (pairs, 2)."""
     pairs = torch.triu_indices(nets, nets, offset=1).T
     return pairs[torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed))[:count]]
 
 
-# -- distances ---------------------------------------------------------------------------------------------------------
-
-
 def all_distances(stack: MLPStack, plan: DistancesSettings, images: Tensor) -> list[Row]:
-    """Distances of all pairs, unsorted and after each order, as in Table 1; and pairs that coincide."""
+    """Distances of all pairs, unsorted and after each order, as in table 1; and pairs that coincide."""
     rows = []
     for method in orders(plan.bases):
         now = reordered(method, stack, stack, images)
@@ -97,24 +86,22 @@ def all_distances(stack: MLPStack, plan: DistancesSettings, images: Tensor) -> l
 
 
 def pair_distances(stack: MLPStack, plan: DistancesSettings, images: Tensor) -> list[Row]:
-    """Distances of some pairs after every method; matching is work per pair, so not all pairs are taken."""
+    """Distances of some pairs after every method; matching works pair by pair, so not all pairs are measured."""
     pairs = picked_pairs(len(stack), plan.matched_pairs, plan.seed)
     found: dict[str, list[dict[str, Tensor]]] = {method: [] for method in methods(plan)}
     for block in pairs.split(PAIRS_AT_ONCE):
         a, b = stack[block[:, 0]], stack[block[:, 1]]
         for method, blocks in found.items():
             blocks.append(stack_distances(reordered(method, a, a, images), reordered(method, b, a, images)))
-    return _with_changes(
-        [
-            {"method": method}
-            | {name: summary(torch.cat([block[name] for block in blocks])) for name in ("w1", "w2", "all")}
-            for method, blocks in found.items()
-        ]
-    )
+    names = ("w1", "w2", "all")
+    return _with_changes([
+        {"method": method} | {name: summary(torch.cat([block[name] for block in blocks])) for name in names}
+        for method, blocks in found.items()
+    ])  # fmt: skip
 
 
 def _with_changes(rows: list[Row]) -> list[Row]:
-    """Add the relative change of each mean against the first row, that of the unsorted networks."""
+    """Add the relative change of each mean from the first row, that of the unsorted networks."""
     for row in rows:
         for name, numbers in row.items():
             if isinstance(numbers, dict):
@@ -132,9 +119,9 @@ def start_distances(plan: DistancesSettings, images: FlatImages) -> list[Row]:
 
 
 def control(stack: MLPStack, plan: DistancesSettings, images: Tensor) -> list[Row]:
-    """Permuted copies: far from their originals, and at distance 0 after every order and after weight matching.
+    """Permuted copies: at distance 0 after every order and after weight matching.
 
-    Activation matching may leave a distance: nodes that are dead on all its images look alike to it.
+    Activation matching may leave a distance, since it cannot distinguish nodes that are dead on all its images.
     """
     some = stack[: plan.control_nets]
     generator = torch.Generator().manual_seed(plan.seed)
@@ -147,19 +134,25 @@ def control(stack: MLPStack, plan: DistancesSettings, images: Tensor) -> list[Ro
     return rows
 
 
-# -- noise -------------------------------------------------------------------------------------------------------------
-
-
 def stability(stack: MLPStack, plan: DistancesSettings, images: Tensor) -> list[Row]:
-    """A little noise, then each method: is the order the same, and how far are the results apart?
+    """Whether each method gives the same order after a little noise, and the distance of the results.
 
-    Noise of level r adds to every tensor a normal one with r times its norm. A stable method leaves `distance` what it
-    is without sorting; `growth` is the ratio of the two.
+    Noise of level r adds to every tensor a normal one with r times its norm. `growth`: the distance after a method over
+    that without sorting; 1 for a stable method.
     """
     some = stack[: plan.noise_nets].each(Tensor.double)  # float32 would round the smallest noise away
     generator = torch.Generator().manual_seed(plan.seed)
-    noisy = ((level, _noisy(some, level, generator)) for level in plan.noise)
-    return [{"noise": level} | row for level, stack in noisy for row in _under_noise(some, stack, plan, images)]
+
+    def noisy(tensor: Tensor, level: float) -> Tensor:
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
+        size, noise_size = (x.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.dim() - 1)) for x in (tensor, noise))
+        return tensor + level * size / noise_size * noise
+
+    rows: list[Row] = []
+    for level in plan.noise:
+        other = some.each(partial(noisy, level=level))
+        rows += [{"noise": level} | row for row in _under_noise(some, other, plan, images)]
+    return rows
 
 
 def _under_noise(some: MLPStack, noisy: MLPStack, plan: DistancesSettings, images: Tensor) -> Iterator[Row]:
@@ -170,28 +163,13 @@ def _under_noise(some: MLPStack, noisy: MLPStack, plan: DistancesSettings, image
         after = stack_distances(permuted(some, old), permuted(noisy, new))["all"]
         changed = old != new
         yield {
-            "method": method,
-            "order_changed": float(changed.any(1).double().mean()),
-            "nodes_moved": float(changed.double().mean()),
-            "distance": summary(after),
+            "method": method, "order_changed": float(changed.any(1).double().mean()),
+            "nodes_moved": float(changed.double().mean()), "distance": summary(after),
             "growth": summary(after / before),
-        }
+        }  # fmt: skip
 
 
-def _noisy(stack: MLPStack, level: float, generator: torch.Generator) -> MLPStack:
-    def shaken(tensor: Tensor) -> Tensor:
-        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
-        size, noise_size = (x.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.dim() - 1)) for x in (tensor, noise))
-        return tensor + level * size / noise_size * noise
-
-    return stack.each(shaken)
-
-
-# ----------------------------------------------------------------------------------------------------
-# How good averaged networks are: plain, after sorting, after matching, and next to an ensemble of predictions.
-#
-# The thesis proposes the average of sorted networks and gives no numbers; here they are. The two functions that measure
-# take a stack of networks and give rows of the result file, one per method.
+# -- Averages --
 
 
 def picked_groups(nets: int, size: int, count: int, seed: int) -> Tensor:
@@ -236,6 +214,10 @@ def curves(stack: MLPStack, plan: DistancesSettings, images: FlatImages) -> list
     a, b = stack[pairs[:, 0]], stack[pairs[:, 1]]
     steps = torch.linspace(0, 1, plan.curve_points, dtype=torch.float64).tolist()
     some = images.train_x[: plan.matching_images]
+
+    def band(values: Tensor) -> dict[str, list[float]]:
+        return {"mean": values.mean(1).tolist(), "min": values.amin(1).tolist(), "max": values.amax(1).tolist()}
+
     rows = []
     for method in methods(plan):
         ends = reordered(method, a, a, some), reordered(method, b, a, some)
@@ -243,7 +225,7 @@ def curves(stack: MLPStack, plan: DistancesSettings, images: FlatImages) -> list
         accuracy, loss = (torch.stack(values) for values in zip(*scores, strict=True))
         rows.append(
             {
-                "method": method, "t": steps, "pairs": len(pairs), "accuracy": _band(accuracy), "loss": _band(loss),
+                "method": method, "t": steps, "pairs": len(pairs), "accuracy": band(accuracy), "loss": band(loss),
                 "loss_barrier": summary(_height(loss)), "error_barrier": summary(_height(1 - accuracy)),
             }
         )  # fmt: skip
@@ -251,23 +233,18 @@ def curves(stack: MLPStack, plan: DistancesSettings, images: FlatImages) -> list
 
 
 def between(a: MLPStack, b: MLPStack, t: float) -> MLPStack:
-    """The networks (1 - t) a + t b."""
+    """The networks (1 − t) a + t b."""
     mixed = (torch.lerp(x, y, t) for x, y in zip(a.tensors.values(), b.tensors.values(), strict=True))
     return MLPStack(*mixed, activation=a.activation)
 
 
-def _band(values: Tensor) -> dict[str, list[float]]:
-    return {"mean": values.mean(1).tolist(), "min": values.amin(1).tolist(), "max": values.amax(1).tolist()}
-
-
 def _height(values: Tensor) -> Tensor:
-    """How far a curve (points, pairs) rises above the chord between its ends."""
+    """The barrier of a curve (points, pairs): its largest height above the chord between its ends."""
     t = torch.linspace(0, 1, len(values), dtype=values.dtype)[:, None]
     return (values - (1 - t) * values[0] - t * values[-1]).amax(0)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Table 1: what the rows say in the form of the printed numbers, and the rows of one measurement by method.
+# -- Numbers --
 
 
 LAYERS = {"w1": "W₁", "w2": "W₂"}
@@ -286,7 +263,7 @@ def by_method(rows: Sequence[Row], measured: str, **where: Any) -> dict[str, Row
 
 
 def series(method: str) -> str:
-    """What a method is called among the printed numbers.
+    """The name of a method among the printed numbers.
 
     >>> series("nodesort 1.1"), series("weight matching")
     ('sorted, p = 1.1', 'weight matching')
@@ -295,9 +272,9 @@ def series(method: str) -> str:
 
 
 def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
-    """Method → distances of both layers over pairs, pairs that coincide, and accuracies of averages in per cent.
+    """Method → distances of both layers over pairs, pairs that coincide, and accuracies of averages in percent.
 
-    All pairs where a method needs no second network, else those that were matched.
+    Distances are over all pairs if a method needs no second network, else over the matched pairs.
     """
     found: Numbers = {}
     for method, row in (by_method(rows, "some_pairs") | by_method(rows, "all_pairs")).items():
@@ -314,12 +291,12 @@ def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
 
 
 def _kept(summary: Mapping[str, Any], what: str, unit: float = 1.0) -> list[float]:
-    """A number of a summary, with the deviation of one pair."""
+    """An entry of a summary with its deviation and count."""
     return SummaryValue(unit * summary[what], unit * deviation(summary), summary["count"])
 
 
 def deviation(summary: Mapping[str, Any]) -> float:
-    """As it was kept; of results of before it was, from the extremes, as if the values were normal (Blom 1958).
+    """The deviation in a summary; estimated from the extremes of normal values (Blom 1958) if it has none.
 
     >>> round(deviation({"min": -1.87, "max": 1.87, "count": 20}), 3)
     1.0
@@ -330,11 +307,10 @@ def deviation(summary: Mapping[str, Any]) -> float:
     return (summary["max"] - summary["min"]) / (2 * NormalDist().inv_cdf((count - 0.375) / (count + 0.25)))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The figure of the thesis's experiment, from the rows alone: distances by method, and lines between networks.
+# -- Figure --
 
 
-#: Label, colour, and where the bar sits in its row.
+#: Label, colour, and offset of the bar in its row.
 BARS = {"w1": ("first layer, W₁", "#3b6fb6", -0.19), "w2": ("second layer, W₂", "#d1742f", 0.19)}
 CURVES = {
     UNSORTED: ("as trained", "#7f7f7f", "o"),
@@ -344,7 +320,7 @@ CURVES = {
 
 
 def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """Distances on the left, with what Table 1 prints as hollow bars; lines between two networks on the right."""
+    """Distances on the left, those of the paper as hollow bars; lines between two networks on the right."""
     figure = new_figure(10.5, 4.4)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     _distances(left, plan, rows)
@@ -355,7 +331,7 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
 
 
 def _distances(axes: Axes, plan: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Mean distance of each method relative to unsorted, with a thin line from the nearest to the farthest pair."""
+    """Mean distance of each method relative to unsorted, with a thin line from the smallest to the largest."""
     found = by_method(rows, "some_pairs")
     names = [name for name in found if name != UNSORTED]
     for layer, (label, colour, offset) in BARS.items():
@@ -367,7 +343,8 @@ def _distances(axes: Axes, plan: Mapping[str, Any], rows: Sequence[Row]) -> None
             _change(axes, mean, most, place + offset)
     first = ["thesis, Table 1"] if _printed(axes, plan) else []
     axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
-    axes.set_yticks(range(-len(first), len(names)), [*first, *(_label(name) for name in names)])
+    labels = [series(name).removeprefix("sorted, ").replace("p =", "NodeSort, p =") for name in names]
+    axes.set_yticks(range(-len(first), len(names)), [*first, *labels])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.18)
     axes.set_xlabel("mean distance between two networks (1 = unsorted)")
@@ -376,7 +353,7 @@ def _distances(axes: Axes, plan: Mapping[str, Any], rows: Sequence[Row]) -> None
 
 
 def _printed(axes: Axes, plan: Mapping[str, Any]) -> bool:
-    """What Table 1 prints, above the measured bars; whether there was anything to draw."""
+    """Draw the printed distances above the measured bars; whether there are any."""
     ordered = next((name for name in plan["printed"] if name.startswith("sorted")), None)
     if ordered is None:
         return False
@@ -389,13 +366,9 @@ def _printed(axes: Axes, plan: Mapping[str, Any]) -> bool:
 
 
 def _change(axes: Axes, mean: float, end: float, height: float) -> None:
-    """The change in per cent behind a bar, or behind the line at 1 where they would meet."""
+    """Write the change in percent behind a bar, or behind the line at 1 if they would overlap."""
     place = end if end < 0.85 else max(end, 1.0)
     axes.text(place + 0.012, height, f"{mean - 1:+.1%}".replace("-", "−"), va="center", fontsize=8.5)
-
-
-def _label(name: str) -> str:
-    return series(name).removeprefix("sorted, ").replace("p =", "NodeSort, p =")
 
 
 def _lines(axes: Axes, rows: Sequence[Row]) -> None:
@@ -414,18 +387,11 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 0.99), ncols=3, frameon=False, fontsize=9, borderaxespad=0.2)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Distances: how far apart trained networks are before and after sorting their nodes (Sorensen 2020, Table 1).
-#
-# Trains many small networks at once, measures Table 1 and what the thesis only proposes (averages of sorted networks),
-# and adds what it lacks: controls, matching, stability under noise.
-
-
 def run(work: Work) -> list[Row]:
-    """Train what is not yet trained and measure everything: one row per measurement and method."""
+    """Train missing networks and measure everything: one row per measurement and method."""
     plan: DistancesSettings = work.plan.settings
     images = read_images(work.data, work.device)
-    stack = trained(plan, images, work.folder / "distances", work.tell)
+    stack = trained(plan, images, work.folder / "distances", work.progress)
     some = images.train_x[: plan.matching_images]
     measurements: dict[str, Callable[[], list[Row]]] = {
         "start": lambda: start_distances(plan, images),
@@ -438,7 +404,7 @@ def run(work: Work) -> list[Row]:
     }
     rows = []
     for name, measure in measurements.items():
-        work.tell(f"measuring {name}")
+        work.progress(f"measuring {name}")
         rows += [{"measured": name} | row for row in measure()]
     return rows
 

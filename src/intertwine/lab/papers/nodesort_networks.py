@@ -1,5 +1,17 @@
-"""Many one-hidden-layer MLPs as one batched stack: training with a cache on disk, orders of hidden nodes, and
-distances (Sorensen 2020).
+"""Many one-hidden-layer MLPs as one batched stack: training, orders of hidden nodes, distances (Sorensen 2020).
+
+A stack holds n networks in four tensors whose first axis counts the networks, so that one batched matrix product runs
+them all. Networks stay independent: each has its own seed, initialisation and order of samples, and Adam works
+elementwise.
+
+    stack = train(MLPRecipe(inputs=784, hidden=512, outputs=10), seeds=range(4), images=x, labels=y)
+    accuracy, loss = score(stack, test_x, test_y)
+
+An order is a tensor (networks, hidden) of old positions: node i of a new network is node `order[:, i]` of the old one.
+`reordered` applies any method by name:
+
+    reordered("nodesort 1.1", b, onto=a, images=x)     # sorts b and ignores a
+    reordered("weight matching", b, onto=a, images=x)  # the order of b's nodes that is nearest to a
 """
 
 from __future__ import annotations
@@ -18,20 +30,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional
 
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.files import write_tensors
 from intertwine.lab.zoo.datasets.dataset import Dataset
-
-# ----------------------------------------------------------------------------------------------------
-# Many small networks as one program: perceptrons with one hidden layer, stacked, trained and run together.
-#
-# A stack holds n networks of one architecture in four tensors whose first axis counts the networks, so one batched matrix
-# product does the work of n. The networks stay strangers to one another: each has its own seed, its own Glorot start and
-# its own order of the training samples, and Adam works entry by entry.
-#
-#     stack = train(Recipe(inputs=784, hidden=512, outputs=10), seeds=range(4), images=x, labels=y)
-#     accuracy, loss = score(stack, test_x, test_y)
-
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -39,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 MODULES: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
-#: Hidden values held at once while scoring: 2^27 floats are half a GiB.
+#: Hidden values in memory at once while scoring: 2^27 floats are half a GiB.
 AT_ONCE = 2**27
 
 
@@ -111,7 +112,7 @@ def concatenated(stacks: Sequence[MLPStack]) -> MLPStack:
 
 
 def fresh(recipe: MLPRecipe, generators: Sequence[torch.Generator]) -> MLPStack:
-    """Networks as they are before training: Glorot-uniform weights, zero biases (the defaults of Keras)."""
+    """Networks at initialisation: Glorot-uniform weights, zero biases (the defaults of Keras)."""
     sizes = (recipe.inputs, recipe.hidden, recipe.outputs)
     layers: list[list[Tensor]] = [[], []]
     for generator in generators:
@@ -127,41 +128,28 @@ def train(
     seeds: Sequence[int],
     images: Tensor,
     labels: Tensor,
-    report: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> MLPStack:
-    """Train one network per seed, on the device of the images. Who shares the stack matters only to rounding."""
+    """Train one network per seed, on the device of the images. The other networks of the stack affect only rounding."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     stack = fresh(recipe, generators).each(lambda tensor: tensor.to(images.device).requires_grad_())
     optimiser = torch.optim.Adam(stack.tensors.values(), lr=recipe.learning_rate, eps=recipe.epsilon, fused=True)
     for epoch in range(recipe.epochs):
-        loss = _epoch(stack, optimiser, recipe.batch_size, generators, images, labels)
-        report(f"networks {seeds[0]} to {seeds[-1]}: epoch {epoch + 1} of {recipe.epochs}, last loss {loss:.4f}")
+        orders = torch.stack([torch.randperm(len(images), generator=g) for g in generators]).to(images.device)
+        loss = torch.zeros(())
+        for batch in orders.split(recipe.batch_size, dim=1):
+            loss = functional.cross_entropy(stack(images[batch]).flatten(0, 1), labels[batch].flatten())
+            optimiser.zero_grad()
+            (loss * len(stack)).backward()  # the sum of the networks' mean losses keeps their gradients independent
+            optimiser.step()
+        step = f"networks {seeds[0]} to {seeds[-1]}: epoch {epoch + 1} of {recipe.epochs}, last loss {loss.item():.4f}"
+        progress(step)
     return stack.each(Tensor.detach)
-
-
-def _epoch(
-    stack: MLPStack,
-    optimiser: torch.optim.Optimizer,
-    batch_size: int,
-    generators: Sequence[torch.Generator],
-    images: Tensor,
-    labels: Tensor,
-) -> float:
-    """One pass over the samples, each network in its own order; gives the mean loss of the last batch."""
-    orders = torch.stack([torch.randperm(len(images), generator=g) for g in generators]).to(images.device)
-    loss = torch.zeros(())
-    for batch in orders.split(batch_size, dim=1):
-        outputs = stack(images[batch]).flatten(0, 1)
-        loss = functional.cross_entropy(outputs, labels[batch].flatten())
-        optimiser.zero_grad()
-        (loss * len(stack)).backward()  # the sum over networks of their mean losses: no network feels the others
-        optimiser.step()
-    return loss.item()
 
 
 @torch.no_grad()
 def score(stack: MLPStack, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Accuracy and mean cross-entropy of every network, in float64 on the CPU."""
+    """Accuracy and mean cross-entropy of every network, as float64 on the CPU."""
     accuracy, loss = [], []
     for part in parts(stack, len(images)):
         outputs = part(images)
@@ -172,20 +160,12 @@ def score(stack: MLPStack, images: Tensor, labels: Tensor) -> tuple[Tensor, Tens
 
 
 def parts(stack: MLPStack, samples: int) -> list[MLPStack]:
-    """The stack in slices whose hidden features on that many samples fit in memory."""
+    """The stack in slices whose hidden features on so many samples fit in memory."""
     size = max(1, AT_ONCE // (samples * stack.b1.shape[1]))
     return [stack[start : start + size] for start in range(0, len(stack), size)]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Orders for the hidden nodes of stacked networks: NodeSort, lexicographic, and matching one network to another.
-#
-# An order is a tensor (networks, hidden) of old positions: node i of a new network is node `order[:, i]` of the old one.
-# `moved` applies any method by name, so that everything measured treats all methods alike:
-#
-#     a, b = stack[:1], stack[1:2]
-#     moved("nodesort 1.1", b, onto=a, images=x)     # sorts b; a plays no part
-#     moved("weight matching", b, onto=a, images=x)  # the order of b's nodes that comes nearest to a
+# -- Orders of hidden nodes --
 
 
 UNSORTED, LEXICOGRAPHIC = "unsorted", "lexicographic"
@@ -195,17 +175,9 @@ MATCHINGS = (WEIGHT_MATCHING, ACTIVATION_MATCHING)
 COLUMNS = 2**16
 
 
-def nodesort(base: float) -> str:
-    """The name of the method that sorts with this base."""
-    return f"nodesort {base:g}"
-
-
 def orders(bases: list[float]) -> list[str]:
     """Names of the methods that need no second network."""
-    return [UNSORTED, *map(nodesort, bases), LEXICOGRAPHIC]
-
-
-# -- orders ------------------------------------------------------------------------------------------------------------
+    return [UNSORTED, *(f"nodesort {base:g}" for base in bases), LEXICOGRAPHIC]
 
 
 def nodesort_order(w2: Tensor, base: float) -> Tensor:
@@ -215,42 +187,28 @@ def nodesort_order(w2: Tensor, base: float) -> Tensor:
 
 
 def lexicographic_order(w2: Tensor) -> Tensor:
-    """What the thesis says order (8) is: by the first outgoing weight, then the second, and so on."""
+    """The thesis's description of order (8): by the first outgoing weight, then the second, and so on."""
     order = torch.arange(w2.shape[1], device=w2.device).expand(w2.shape[:2])
-    for column in reversed(w2.unbind(-1)):  # stable sorts from the least to the most important column
+    for column in reversed(w2.unbind(-1)):  # stable sorts, from the least to the most significant column
         order = order.gather(1, torch.argsort(column.gather(1, order), dim=1, stable=True))
     return order
 
 
 def matching_order(scores: Tensor) -> Tensor:
-    """For score matrices (pairs, nodes of a, nodes of b): which node of b goes to which place, at the best total."""
+    """For score matrices (pairs, nodes of a, nodes of b): the order of the nodes of b with the largest total."""
     found = [linear_sum_assignment(matrix.numpy(), maximize=True)[1] for matrix in scores.cpu()]
     return torch.stack([torch.as_tensor(columns) for columns in found]).to(scores.device)
 
 
-def weight_scores(onto: MLPStack, stack: MLPStack) -> Tensor:
-    """Inner products of all weights of two nodes. With one hidden layer the best total gives the least distance."""
-    biases = onto.b1[:, :, None] * stack.b1[:, None, :]
-    return torch.bmm(onto.w1.mT, stack.w1) + biases + torch.bmm(onto.w2, stack.w2.mT)
-
-
-def activation_scores(onto: MLPStack, stack: MLPStack, images: Tensor) -> Tensor:
-    """Inner products of the nodes' features on the same images."""
-    return torch.bmm(onto.hidden(images).mT, stack.hidden(images))
-
-
-# -- moving networks ---------------------------------------------------------------------------------------------------
-
-
 def permuted(stack: MLPStack, order: Tensor) -> MLPStack:
-    """The same functions with their hidden nodes in another order."""
+    """The same functions with permuted hidden nodes."""
     w1 = stack.w1.gather(2, order[:, None, :].expand_as(stack.w1))
     w2 = stack.w2.gather(1, order[:, :, None].expand_as(stack.w2))
     return MLPStack(w1, stack.b1.gather(1, order), w2, stack.b2, stack.activation)
 
 
 def reordered(method: str, stack: MLPStack, onto: MLPStack, images: Tensor) -> MLPStack:
-    """The stack after a method; matchings bring network i of the stack near network i of `onto`."""
+    """The stack after a method; matchings move network i of the stack near network i of `onto`."""
     if method == UNSORTED or (method in MATCHINGS and stack is onto):
         return stack
     return permuted(stack, order_of(method, stack, onto, images))
@@ -261,19 +219,14 @@ def order_of(method: str, stack: MLPStack, onto: MLPStack, images: Tensor) -> Te
     if method == LEXICOGRAPHIC:
         return lexicographic_order(stack.w2)
     if method == WEIGHT_MATCHING:
-        return matching_order(weight_scores(onto, stack))
+        biases = onto.b1[:, :, None] * stack.b1[:, None, :]  # the largest total gives the least distance
+        return matching_order(torch.bmm(onto.w1.mT, stack.w1) + biases + torch.bmm(onto.w2, stack.w2.mT))
     if method == ACTIVATION_MATCHING:
-        return matching_order(activation_scores(onto, stack, images))
+        return matching_order(torch.bmm(onto.hidden(images).mT, stack.hidden(images)))
     name, _, base = method.partition(" ")
     if name != "nodesort":
-        raise InputError(
-            f"asked for the method {method!r}; known are 'nodesort BASE', {UNSORTED!r}, {LEXICOGRAPHIC!r}, "
-            f"{WEIGHT_MATCHING!r} and {ACTIVATION_MATCHING!r}"
-        )
+        raise InputError(unknown_name("method", method, ("nodesort BASE", UNSORTED, LEXICOGRAPHIC, *MATCHINGS)))
     return nodesort_order(stack.w2, float(base))
-
-
-# -- distances ---------------------------------------------------------------------------------------------------------
 
 
 def pairwise_distances(tensor: Tensor) -> Tensor:
@@ -285,7 +238,7 @@ def pairwise_distances(tensor: Tensor) -> Tensor:
         gram += wide @ wide.T
     squares = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
     rows, columns = torch.triu_indices(len(flat), len(flat), offset=1, device=flat.device)
-    return squares[rows, columns].clamp(min=0).sqrt()  # rounding can push the square of a zero distance below zero
+    return squares[rows, columns].clamp(min=0).sqrt()  # rounding makes some squares negative
 
 
 def stack_distances(a: MLPStack, b: MLPStack) -> dict[str, Tensor]:
@@ -298,16 +251,15 @@ def stack_distances(a: MLPStack, b: MLPStack) -> dict[str, Tensor]:
     return {"w1": squares["w1"].sqrt(), "w2": squares["w2"].sqrt(), "all": total.sqrt()}
 
 
-# ----------------------------------------------------------------------------------------------------
-# The table [distances] of a plan: how networks are trained, how many, and what is measured on them.
+# -- The networks of a plan --
 
 
 @dataclass(frozen=True)
 class DistancesSettings:
-    """Networks of one hidden layer; network i has the seed `first_seed` + i, of its start and the order of its samples.
+    """The table [distances]. Network i has the seed `first_seed` + i, of its initialisation and its order of samples.
 
     Attributes:
-        bases: p of the thesis's order, as many as are tried. matched_pairs: pairs for what is work per pair.
+        bases: values of p in the thesis's order. matched_pairs: the number of pairs for methods that work pair by pair.
         matching_images: training images for activation matching.
         average_sizes, average_groups: networks in an average, and how many averages.
         curve_pairs, curve_points: straight lines between two networks, and the points on each.
@@ -336,25 +288,16 @@ class DistancesSettings:
     seed: int = 0
 
     def check(self, plan: Any, file: str) -> None:
-        """Refuse what cannot be carried out."""
+        """Refuse too few networks, unknown activations, and plans without data."""
         if self.nets < 2:
-            raise InputError(f"{file}: {self.nets} networks were asked for, but distances need at least 2.")
+            raise InputError(f"{file}: nets must be at least 2, but is {self.nets}.")
         if self.activation not in ACTIVATIONS:
-            raise InputError(
-                f"{file}: the activation {self.activation!r} was asked for; there are {', '.join(ACTIVATIONS)}."
-            )
+            raise InputError(f"{file}: {unknown_name('activation', self.activation, ACTIVATIONS)}")
         if plan.data is None:
-            raise InputError(f"{file}: the networks learn from images, but the table [data] is missing.")
+            raise InputError(f"{file}: the table [data] is missing; the networks are trained on images.")
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the distances are measured on: images with pixels from 0 to 1, and the trained networks, kept in chunks.
-#
-# The folder of the networks is named after everything that made them; the next run reads what it finds there and trains
-# the rest. A run that is killed leaves whole files only.
-
-
-#: Networks trained at once. A GPU wants many; on a CPU small chunks cost nothing and lose less when stopped.
+#: Networks trained at once: many on a GPU; on a CPU small chunks cost nothing and lose less when a run is stopped.
 CHUNKS = {"cuda": 250, "cpu": 2}
 
 
@@ -372,38 +315,35 @@ class FlatImages:
 
 def read_images(data: Dataset, device: torch.device) -> FlatImages:
     """The images of a data set on the device, the brightest pixel of its training part being 1."""
-    # divided on the CPU, since a GPU would multiply by the rounded 1/255
-    brightest = float(data.images.max())
-    parts = (data.images.flatten(1).float() / brightest, data.labels)
-    test = (data.test_images.flatten(1).float() / brightest, data.test_labels)
-    train_x, train_y, test_x, test_y = (tensor.to(device) for tensor in (*parts, *test))
+    brightest = float(data.images.max())  # divided on the CPU, since a GPU would multiply by the rounded 1/255
+    train, test = (images.flatten(1).float() / brightest for images in (data.images, data.test_images))
+    train_x, train_y, test_x, test_y = (tensor.to(device) for tensor in (train, data.labels, test, data.test_labels))
     return FlatImages(train_x, train_y, test_x, test_y, data.checksum, len(data.classes))
 
 
 def recipe_of(plan: DistancesSettings, images: FlatImages) -> MLPRecipe:
-    """How one network is built and trained, as wide as the images and their classes ask for."""
+    """The recipe of one network for these images and classes."""
     return MLPRecipe(
         images.train_x.shape[1], plan.hidden, images.classes, plan.activation, plan.learning_rate, plan.epsilon,
         plan.epochs, plan.batch_size,
     )  # fmt: skip
 
 
-def trained(plan: DistancesSettings, images: FlatImages, place: Path, tell: Callable[[str], None]) -> MLPStack:
-    """All networks of the plan, on the device of the images; every chunk is kept as soon as it is trained."""
+def trained(plan: DistancesSettings, images: FlatImages, place: Path, progress: Callable[[str], None]) -> MLPStack:
+    """All networks of the plan, on the device of the images. Every chunk is written as soon as it is trained.
+
+    Their folder is named after everything that they depend on; chunks of an earlier run are read from it.
+    """
     recipe, device = recipe_of(plan, images), images.train_x.device
-    chunk, folder = CHUNKS.get(device.type, CHUNKS["cpu"]), place / _digest(recipe, plan.first_seed, images)
+    made_of = {"recipe": asdict(recipe), "first_seed": plan.first_seed, "images": images.checksum}
+    folder = place / hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
+    chunk = CHUNKS.get(device.type, CHUNKS["cpu"])
     stacks = []
     for start in range(0, plan.nets, chunk):
         stop = min(start + chunk, plan.nets)
         file = folder / f"nets-{start:05d}-{stop - 1:05d}.safetensors"
         if not file.is_file():
             seeds = range(plan.first_seed + start, plan.first_seed + stop)
-            write_tensors(file, train(recipe, seeds, images.train_x, images.train_y, tell).tensors)
+            write_tensors(file, train(recipe, seeds, images.train_x, images.train_y, progress).tensors)
         stacks.append(MLPStack(**load_file(file), activation=plan.activation))
     return concatenated(stacks).each(lambda tensor: tensor.to(device))
-
-
-def _digest(recipe: MLPRecipe, first_seed: int, images: FlatImages) -> str:
-    """A short name for everything the trained networks depend on."""
-    made_of = {"recipe": asdict(recipe), "first_seed": first_seed, "images": images.checksum}
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]

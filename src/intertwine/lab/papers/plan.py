@@ -1,25 +1,33 @@
-"""Plans: what a TOML file under experiments/ says, checked, at one of three scales; and the experiment kinds by name."""
+"""Plans of experiments, read from the TOML files under experiments/ and checked, and the kinds of experiment by name.
+
+title = "Godfrey et al. 2022, figure 1: Myrtle CNN"
+rows = ["000-G57"]              # of the list of everything the papers claim
+kind = "stitching"              # its own table is [stitching]
+[cost]                          # in words, per scale
+[data] [networks] [pairs] [stitching]
+[printed] [spread]              # series → one number per label
+[[claims]]                      # statements of the paper, see `intertwine.lab.papers.experiments.claims`
+[notes]                         # series → one sentence, shown where ours differs; "claims": where a claim fails;
+                                # "remark": always
+[gpu.pairs] [cpu.networks] …    # override the tables, entry by entry, at that scale
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from intertwine.errors import InputError, did_you_mean
-
-# ----------------------------------------------------------------------------------------------------
-# The kinds of experiment by name; each is loaded when a plan of it is read.
-
+from intertwine.errors import InputError, did_you_mean, unknown_name
 
 Row = dict[str, Any]
 #: Series → place → one value per pair or network, in the unit of the printed numbers.
 Numbers = dict[str, dict[str, list[float]]]
 
-#: Kind of experiment → its module beside this one, and the constant there.
+#: Kind of experiment → its module beside this one, loaded when a plan of the kind is read, and the constant there.
 KINDS = {
     "stitching": ("stitching", "STITCHING"),
     "similarity": ("similarity", "SIMILARITY"),
@@ -36,7 +44,7 @@ KINDS = {
 
 
 class SummaryValue(list[float]):
-    """In `Numbers`, one value in the place of many, of which only it, their deviation and their number were kept.
+    """A mean in `Numbers` that stands for many values; their deviation and count are kept with it.
 
     >>> kept = SummaryValue(82.7, 0.3, 499_500)
     >>> kept, kept.deviation, kept.many
@@ -50,12 +58,12 @@ class SummaryValue(list[float]):
 
 @dataclass(frozen=True)
 class ExperimentKind:
-    """One way to experiment.
+    """One kind of experiment.
 
     Attributes:
-        settings: the dataclass of the plan's table of this name; `check(plan, where)` is called where it has one.
-        run: does the work and gives the rows; it is handed a `intertwine.lab.papers.work.Work`.
-        numbers: what the rows say, in the form of the printed numbers.
+        settings: the dataclass of the plan's table of this name; its `check(plan, where)` is called if it has one.
+        run: takes a `intertwine.lab.papers.work.Work` and returns the rows.
+        numbers: the numbers of the rows, in the form of the printed numbers.
         draw: the figure in the paper's form, from the plan as plain data and the rows.
     """
 
@@ -66,32 +74,35 @@ class ExperimentKind:
 
 
 def experiment_kind(name: str) -> ExperimentKind:
-    """A kind by name.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """A kind by name; an `InputError` if there is none of that name."""
     if name not in KINDS:
-        raise InputError(
-            f"There is no kind of experiment {name!r}. {did_you_mean(name, KINDS)}Kinds: {', '.join(KINDS)}."
-        )
+        raise InputError(unknown_name("kind of experiment", name, KINDS))
     module, constant = KINDS[name]
     return getattr(import_module(f"intertwine.lab.papers.{module}"), constant)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Plans: what a file under experiments/ says, checked, at the paper's scale, at one GPU's or at two cores'.
-#
-# title = "Godfrey et al. 2022, figure 1: Myrtle CNN"
-# rows = ["000-G57"]              # of the list of everything the papers claim
-# kind = "stitching"              # its own table is [stitching]
-# [cost]                          # in words, per scale
-# [data] [networks] [pairs] [stitching]
-# [printed] [spread]              # series → one number per label
-# [[claims]]                      # what the paper says in words, see `intertwine.lab.papers.experiments`
-# [notes]                         # series → one sentence, shown where ours differs; "claims": where one of them does not
-#                                 # hold; "remark": always
-# [gpu.pairs] [cpu.networks] …    # put over the tables, entry by entry, at that scale
+def grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    """Rows under the value of a key, in their order."""
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def gathered(points: Iterable[tuple[str, str, list[float]]]) -> Numbers:
+    """Values under their series and place.
+
+    >>> gathered([("full", "3", [1.0]), ("full", "3", [2.0]), ("rank 1", "6", [])])
+    {'full': {'3': [1.0, 2.0]}}
+    """
+    found: Numbers = {}
+    for series, label, values in points:
+        if values:
+            found.setdefault(series, {}).setdefault(label, []).extend(values)
+    return found
+
+
+# -- Tables of a plan --
 
 
 SCALES = ("paper", "gpu", "cpu")
@@ -117,12 +128,12 @@ class Data:
 
 @dataclass(frozen=True)
 class Networks:
-    """The zoo. `name`: its folder. `vary`: one option and its values, each a group of networks of its own.
+    """The zoo. `name`: its folder. `vary`: one option and its values; each value has a group of networks.
 
-    `trained_on`: in the place of `vary`, what networks were trained on, in words → entries of `Data`, each a group of
-    its own; no entries stand for networks that were never trained. The data of the plan are what pairs are judged by.
-    `pool`: seeds 0 to pool − 1, of which those that are in a pair are trained. `changes`: to the recipe. `published`:
-    networks that others trained, read from the folder of the data instead of being trained here.
+    `trained_on`: instead of `vary`, a name → the entries of `Data` that a group is trained on; a group without entries
+    is not trained. Pairs are evaluated on the data of the plan. `pool`: the seeds are 0 to pool − 1, and those in a
+    pair are trained. `changes`: to the recipe. `published`: an architecture of published networks, which are read from
+    the data folder instead of being trained.
     """
 
     name: str
@@ -185,56 +196,49 @@ def read_plan(file: str | Path, scale: str = "paper") -> ExperimentPlan:
     """
     path = Path(file)
     if scale not in SCALES:
-        raise InputError(f"The scale {scale!r} was asked for; there are {', '.join(SCALES)}.")
-    entries = _entries(path)
-    entries = _scaled(entries, scale, path)
-    if "kind" not in entries:
-        raise InputError(f"{path} is no plan of an experiment: it does not say its kind.")
-    made = experiment_kind(entries["kind"])
-    _known(entries, {*TABLES, *WORDS, *NUMBERS, entries["kind"]}, str(path))
-    missing = sorted({"title", "rows"} - set(entries))
+        raise InputError(unknown_name("scale", scale, SCALES))
+    entries = _scaled(_entries(path), scale, path)
+    missing = sorted({"kind", "title", "rows"} - set(entries))
     if missing:
-        raise InputError(f"{path} is no plan of an experiment: it lacks {', '.join(missing)}.")
-    plan = _plan(path, scale, entries, made)
+        raise InputError(f"{path} is not a plan of an experiment: it lacks {', '.join(missing)}.")
+    kind = entries["kind"]
+    made = experiment_kind(kind)
+    _check_entries(entries, {*TABLES, *WORDS, *NUMBERS, kind}, str(path))
+    tables: dict[str, Any] = {
+        name: _read(table, entries[name], f"{path}: [{name}]") if name in entries else None
+        for name, table in TABLES.items()
+    }
+    words: dict[str, Any] = {word: tuple(entries.get(word, ())) for word in ("rows", "labels", "claims")}
+    plan = ExperimentPlan(
+        name=path.stem, title=entries["title"], kind=kind, scale=scale, unit=entries.get("unit", ""),
+        settings=_read(made.settings, entries.get(kind, {}), f"{path}: [{kind}]"), **words, **tables,
+        **{name: entries.get(name, {}) for name in NUMBERS},
+    )  # fmt: skip
     _check(plan, path)
     return plan
 
 
-def _plan(path: Path, scale: str, entries: Mapping[str, Any], made: ExperimentKind) -> ExperimentPlan:
-    tables: dict[str, Any] = {
-        name: _read(kind, entries[name], f"{path}: [{name}]") if name in entries else None
-        for name, kind in TABLES.items()
-    }
-    own = _read(made.settings, entries.get(entries["kind"], {}), f"{path}: [{entries['kind']}]")
-    words: dict[str, Any] = {word: tuple(entries.get(word, ())) for word in ("rows", "labels", "claims")}
-    numbers: dict[str, Any] = {name: entries.get(name, {}) for name in NUMBERS}
-    return ExperimentPlan(
-        name=path.stem, title=entries["title"], kind=entries["kind"], scale=scale, settings=own,
-        unit=entries.get("unit", ""), **words, **tables, **numbers,
-    )  # fmt: skip
-
-
 def _scaled(entries: dict[str, Any], scale: str, path: Path) -> dict[str, Any]:
-    """The tables of a scale put over the plan's own, entry by entry."""
+    """The plan with the tables of a scale put over its own, entry by entry."""
     tables = {*TABLES, entries.get("kind", "")}
     overlays = {name: entries.pop(name, {}) for name in SCALES if name != "paper"}
     for name, over in overlays.items():
-        _known(over, tables, f"{path}: [{name}]")
+        _check_entries(over, tables, f"{path}: [{name}]")
     over = overlays.get(scale, {})
     for name, changes in over.items():
         entries[name] = {**entries.get(name, {}), **changes}
-    if scale == "cpu":  # other networks on other data: the printed numbers say nothing of them
+    if scale == "cpu":  # other networks on other data: the printed numbers do not apply
         for name in ("printed", "spread", "claims", "notes"):
             entries.pop(name, None)
     return entries
 
 
 def _entries(file: Path) -> dict[str, Any]:
-    """What the file says; with `like`, on top of what another plan beside it says."""
+    """The entries of a file; with `like`, put over those of another plan beside it."""
     if not file.is_file():
         known = sorted(path.stem for path in file.parent.glob("*.toml"))
         hint = did_you_mean(file.stem, known)
-        raise InputError(f"The experiment {file.stem!r} was asked for, but {file} does not exist. {hint}See --list.")
+        raise InputError(f"There is no experiment {file.stem!r}: {file} does not exist. {hint}See --list.")
     try:
         entries = tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -243,9 +247,9 @@ def _entries(file: Path) -> dict[str, Any]:
 
 
 def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables put over tables, entry by entry, also at each scale; printed numbers are never mixed.
+    """Tables put over tables, entry by entry, also at each scale. Printed numbers are not mixed.
 
-    A note on claims goes with them: a plan with claims of its own does not take the note on another's.
+    A plan with claims of its own does not inherit the note on claims.
     """
     if "claims" in over and "notes" in under:
         under = {**under, "notes": {name: note for name, note in under["notes"].items() if name != "claims"}}
@@ -257,16 +261,14 @@ def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return {**under, **over, **mixed}
 
 
-def _known(entries: Mapping[str, Any], known: set[str], where: str) -> None:
+def _check_entries(entries: Mapping[str, Any], known: set[str], where: str) -> None:
     for name in entries:
         if name not in known:
-            raise InputError(
-                f"{where} has {name!r}. {did_you_mean(name, known)}It may have {', '.join(sorted(known))}."
-            )
+            raise InputError(f"{where}: {unknown_name('entry', name, sorted(known))}")
 
 
 def _read(kind: type[Made], entries: Mapping[str, Any], where: str) -> Made:
-    _known(entries, {one.name for one in fields(kind)}, where)  # pyrefly: ignore
+    _check_entries(entries, {one.name for one in fields(kind)}, where)  # pyrefly: ignore
     try:
         return kind(**entries)
     except TypeError as error:
@@ -275,9 +277,14 @@ def _read(kind: type[Made], entries: Mapping[str, Any], where: str) -> Made:
 
 def _check(plan: ExperimentPlan, file: Path) -> None:
     if plan.pairs is not None and plan.pairs.choose not in CHOICES:
-        raise InputError(f"{file}: pairs are chosen {plan.pairs.choose!r}; they can be {', '.join(CHOICES)}.")
+        raise InputError(f"{file}: [pairs] {unknown_name('choice', plan.pairs.choose, CHOICES)}")
     if plan.networks is not None:
-        _check_groups(plan.networks, file)
+        varied = [*plan.networks.vary, *(["trained_on"] if plan.networks.trained_on else [])]
+        if len(varied) > 1:
+            raise InputError(f"{file}: [networks] varies {', '.join(varied)}, but one thing at a time can vary.")
+        for name, entries in plan.networks.trained_on.items():
+            if entries:
+                _read(Data, entries, f"{file}: [networks.trained_on] {name!r}")
     for table in (plan.printed, plan.spread):
         for series, numbers in table.items():
             if len(numbers) != len(plan.labels):
@@ -288,10 +295,7 @@ def _check(plan: ExperimentPlan, file: Path) -> None:
         plan.settings.check(plan, str(file))
 
 
-def _check_groups(networks: Networks, file: Path) -> None:
-    varied = [*networks.vary, *(["trained_on"] if networks.trained_on else [])]
-    if len(varied) > 1:
-        raise InputError(f"{file}: [networks] varies {', '.join(varied)}; one thing at a time can vary.")
-    for words, entries in networks.trained_on.items():
-        if entries:
-            _read(Data, entries, f"{file}: [networks.trained_on] {words!r}")
+def check_single_networks(plan: ExperimentPlan, where: str) -> None:
+    """Refuse pairs of different networks: the experiment looks at networks one by one."""
+    if plan.pairs is None or plan.pairs.choose != "self":
+        raise InputError(f'{where}: the experiment is of single networks. Set choose = "self" in [pairs].')

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.figures import legend_below, new_figure
 from intertwine.inspect.dissection import draw_fractions
 from intertwine.inspect.rotation_penalty import draw_bars, rotation_penalty
 from intertwine.inspect.rotation_scan import rotation_scan
-from intertwine.lab.papers.plan import ExperimentKind, Numbers, Row
+from intertwine.lab.papers.plan import ExperimentKind, ExperimentPlan, Numbers, Row, check_single_networks, gathered
 from intertwine.lab.papers.work import NetworkPair, Work, groups
 from intertwine.lab.zoo.augment import TrainingBatches
 from intertwine.lab.zoo.datasets.concepts import ConceptImages, concept_images
@@ -29,29 +29,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Kind "rotation": what a network loses when a layer's features are transformed (Godfrey et al. 2022, figure 4).
-#
-# A random member of G_ReLU or a random orthogonal matrix is put behind a convolution, everything up to it is frozen, and
-# the layers behind are trained again; see `intertwine.inspect.rotation_penalty`. As printed, the penalty is that of the
-# best epoch on the test images; corrected, that of the last. "control" trains on without any transform: what training
-# alone gains or loses.
-
-
-#: Kind of transform → its name in the paper.
+#: Kind of transform → its name in the paper. "control": training on without a transform.
 TRANSFORM_NAMES = {"relu": "G_ReLU", "orthogonal": "orthogonal", "identity": "control"}
-#: What the series end with → the entry of a row behind it.
+#: Suffix of series → entry of a row: the penalty at the best epoch on the test images, and at the last epoch.
 PENALTY_FORMS = {"as printed": "best_penalty", "corrected": "penalty"}
 
 
 @dataclass(frozen=True)
 class RotationSettings:
-    """What [rotation] may say.
+    """The table [rotation].
 
     Attributes:
-        at: convolutions, what the paper calls each → its module path. trials: transforms of each kind per network.
-        epochs, rate: of the training behind. batches: the recipe of its batches and augmentation, of `batch` images
-            where that is given.
+        at: convolutions, the paper's name of each → its module path. trials: transforms of each kind per network.
+        epochs, rate: of the training of the layers behind. batches: the recipe of its batches and augmentation.
+        batch: images per batch, by default those of the recipe.
     """
 
     at: dict[str, str]
@@ -61,28 +52,23 @@ class RotationSettings:
     batches: str = "godfrey"
     batch: int | None = None
 
-    def check(self, plan: Any, where: str) -> None:
-        """Refuse pairs of different networks.
-
-        Raises:
-            InputError: what is wrong and what it may be.
-        """
-        if plan.pairs is None or plan.pairs.choose != "self":
-            raise InputError(f'{where}: penalties are of single networks; in [pairs], say choose = "self".')
+    def check(self, plan: ExperimentPlan, where: str) -> None:
+        """Refuse pairs of different networks."""
+        check_single_networks(plan, where)
 
 
 def run_rotation(work: Work) -> list[Row]:
     """One row per network, layer, kind of transform and trial; the control has one trial per network and layer."""
 
     def find(pair: NetworkPair, folder: Path) -> Iterator[Row]:
-        asked: RotationSettings = work.plan.settings
-        network, how = work.network(pair.front), recipe(asked.batches, batch=asked.batch)
-        names = {place: label for label, place in asked.at.items()}
-        seeds = [pair.number * asked.trials + trial for trial in range(asked.trials)]
+        settings: RotationSettings = work.plan.settings
+        network, how = work.network(pair.front), recipe(settings.batches, batch=settings.batch)
+        names = {place: label for label, place in settings.at.items()}
+        seeds = [pair.number * settings.trials + trial for trial in range(settings.trials)]
         for kinds, some in ((("identity",), seeds[:1]), (("relu", "orthogonal"), seeds)):
             found = rotation_penalty(
                 network, list(names), TrainingBatches(work.placed, how), work.placed.batches("test"), kind=kinds,
-                seeds=some, epochs=asked.epochs, rate=asked.rate, out=folder / kinds[0],
+                seeds=some, epochs=settings.epochs, rate=settings.rate, out=folder / kinds[0],
             )  # fmt: skip
             yield from ({"label": names[trial.at]} | trial.to_dict() for trial in found.trials)
 
@@ -91,12 +77,11 @@ def run_rotation(work: Work) -> list[Row]:
 
 def rotation_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
     """Percentage points of accuracy, by layer."""
-    found: Numbers = {}
-    for row in rows:
-        for form, entry in PENALTY_FORMS.items():
-            series = found.setdefault(f"{TRANSFORM_NAMES[row['kind']]}, {form}", {})
-            series.setdefault(row["label"], []).append(100 * row[entry])
-    return found
+    return gathered(
+        (f"{TRANSFORM_NAMES[row['kind']]}, {form}", row["label"], [100 * row[entry]])
+        for row in rows
+        for form, entry in PENALTY_FORMS.items()
+    )
 
 
 def draw_rotation(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
@@ -114,21 +99,17 @@ def draw_rotation(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
 ROTATION = ExperimentKind(RotationSettings, run_rotation, rotation_numbers, draw_rotation)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The table [dissection] of a plan: which pictures are drawn, and where and in which bases networks are dissected.
-
-
 DISSECTION_FORMS = ("fractions", "categories")
 
 
 @dataclass(frozen=True)
 class DissectionSettings:
-    """The networks are those of [networks], which vary in `residual_relu`; each is a pair with itself in [pairs].
+    """The table [dissection]. The networks vary in `residual_relu`; pairs are chosen as "self".
 
     Attributes:
-        pictures, test, seed, size, task: what they learn from, of which the last `test` pictures test them.
-        seen, seen_seed: how many other pictures they are dissected on. at: places. alphas: powers of each rotation.
-        form: what is drawn, the fraction of interpretable units, or beside it their concepts by category.
+        pictures, test, seed, size, task: the drawn data set; its last `test` pictures are the test images.
+        seen, seen_seed: number and seed of the pictures for dissection. at: places. alphas: powers of each rotation.
+        form: of the figure, the fraction of interpretable units or their concepts by category.
     """
 
     pictures: int
@@ -143,25 +124,20 @@ class DissectionSettings:
     seen_seed: int = 1
     form: str = "fractions"
 
-    def check(self, plan: Any, file: str) -> None:
-        """Refuse what cannot be carried out."""
+    def check(self, plan: ExperimentPlan, file: str) -> None:
+        """Refuse unknown forms, other networks, and pairs of different networks."""
         if self.form not in DISSECTION_FORMS:
-            raise InputError(f"{file}: the form {self.form!r} was asked for; there are {', '.join(DISSECTION_FORMS)}.")
+            raise InputError(f"{file}: {unknown_name('form', self.form, DISSECTION_FORMS)}")
         if plan.networks is None or set(plan.networks.vary) != {"residual_relu"}:
             raise InputError(
-                f"{file}: networks are dissected with and without a ReLU; vary residual_relu in [networks]."
+                f"{file}: networks with and without a ReLU are compared. Vary residual_relu in [networks]."
             )
-        if plan.pairs is None or plan.pairs.choose != "self":
-            raise InputError(f'{file}: networks are dissected one by one; choose = "self" in [pairs].')
+        check_single_networks(plan, file)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the rows of a dissection say: interpretable units in per cent against α, and how much they change.
-
-
-#: What the networks are called.
+#: Names of the two kinds of network.
 WITH, WITHOUT = "with residual ReLU", "without"
-#: Series of the change from the first α to the last, in points; its places are the two kinds of network.
+#: Series of the change from the first α to the last in points, by kind of network.
 CHANGE = "change"
 
 
@@ -178,7 +154,7 @@ def dissection_curves(rows: Sequence[Row]) -> dict[str, dict[float, list[float]]
 
 
 def dissection_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
-    """Kind of network → α → interpretable units in per cent, one value per network, the mean over rotations."""
+    """Kind of network → α → interpretable units in percent: one value per network, the mean over rotations."""
     found: Numbers = {kind: {} for kind in (WITH, WITHOUT)} | {CHANGE: {}}
     for kind, network in dict.fromkeys((row["kind"], row["network"]) for row in rows):
         curve = dissection_curves([row for row in rows if (row["kind"], row["network"]) == (kind, network)])[kind]
@@ -187,10 +163,6 @@ def dissection_numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
             found[kind].setdefault(f"α = {alpha:g}", []).append(mean)
         found[CHANGE].setdefault(kind, []).append(means[max(means)] - means[min(means)])
     return found
-
-
-# ----------------------------------------------------------------------------------------------------
-# The figures of a dissection in the paper's form: interpretable units against α, and concepts by category.
 
 
 def draw_dissection(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
@@ -226,47 +198,40 @@ def _stacked(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xlabel("α, the power of the rotation", fontsize=9)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Dissection: interpretable units in rotated bases Q^α, with and without the ReLU behind each residual sum.
-#
-# Godfrey et al. 2022, figures 3, 18 and 19, have ResNet-50 and ConvNeXt on Broden; here small networks learn pictures of
-# colours, textures, shapes and parts, which are drawn as they are needed.
-
-
 class DrawnWork(Work):
-    """Work whose data is drawn instead of read."""
+    """Work on drawn pictures of colours, textures, shapes and parts, instead of ResNet-50 and ConvNeXt on Broden."""
 
     @cached_property
     def data(self) -> Dataset:
-        """The pictures that networks learn from, and those that test them."""
-        wanted: DissectionSettings = self.plan.settings
-        return concept_images(wanted.pictures, wanted.seed, wanted.size, wanted.task).dataset(wanted.test)
+        """The pictures of training and test."""
+        settings: DissectionSettings = self.plan.settings
+        return concept_images(settings.pictures, settings.seed, settings.size, settings.task).dataset(settings.test)
 
     @cached_property
     def seen(self) -> ConceptImages:
-        """Other pictures, with their labels: what networks are dissected on."""
-        wanted: DissectionSettings = self.plan.settings
-        return concept_images(wanted.seen, wanted.seen_seed, wanted.size, wanted.task)
+        """Other pictures with their labels, for dissection."""
+        settings: DissectionSettings = self.plan.settings
+        return concept_images(settings.seen, settings.seen_seed, settings.size, settings.task)
 
 
 def run_dissection(work: Work) -> list[Row]:
     """One row per network, place and rotation."""
-    drawn = DrawnWork(work.plan, work.folder, work.device, work.tell, work.data_folder)
+    drawn = DrawnWork(work.plan, work.folder, work.device, work.progress, work.data_folder)
     return drawn.per_pair(lambda pair, folder: _dissected(drawn, pair))
 
 
 def _dissected(work: DrawnWork, pair: NetworkPair) -> Iterator[Row]:
     """The rows of one network (both ends of its pair are the same)."""
-    wanted: DissectionSettings = work.plan.settings
+    settings: DissectionSettings = work.plan.settings
     place, seed = pair.front
     zoo = work.sources[place]
     assert isinstance(zoo, Zoo)
     accuracy = zoo.records[zoo.seeds.index(seed)].accuracy
     about = {"kind": WITH if groups(work.plan)[place].value else WITHOUT, "network": seed, "accuracy": accuracy}
-    seeds = range(wanted.rotations)
-    for at in wanted.at:
+    network, seen = work.network(pair.front), work.seen
+    for at in settings.at:
         scan = rotation_scan(
-            work.network(pair.front), at, work.seen.inputs(), work.seen.concepts, wanted.alphas, seeds=seeds
+            network, at, seen.inputs(), seen.concepts, settings.alphas, seeds=range(settings.rotations)
         )
         yield from (about | {"chance": scan.chance} | row for row in scan.to_rows())
 

@@ -1,10 +1,25 @@
-"""Kind "similarity": Procrustes and CKA between layers of equally trained networks, as printed and corrected (Godfrey
-et al. 2022, section 5).
+"""Kind "similarity": Procrustes and CKA between layers of equally trained networks (Godfrey et al. 2022, section 5).
+
+Procrustes as printed (definition 5.2, section D.7.1 and the published code): features are not centred; channels that
+are zero on all images stay in the divisor of G_ReLU-Procrustes and raise it; the orthogonal one divides by one number
+where the other divides every channel by its length, so that the two have different scales. Corrected: centred,
+without dead channels, and both with channels of length 1, so that the orthogonal value is the larger one, as the
+paper says.
+
+CKA as printed (definition 5.3, section D.7.2 and the published code): every channel is centred over images and
+positions and divided by its length, also for the "orthogonal" CKA, which is then not invariant to rotations. G_ReLU
+takes the maximum over channels, where a dead channel is a zero. Corrected: dead channels are left out of the maximum,
+and the orthogonal one is linear CKA of unscaled channels. All use HSIC₁, which is unbiased.
+
+Numbers of Procrustes: series → layer → one value per pair, and "…, unrelated" beside each. Numbers of CKA: "SERIES,
+ROW" → column → values; "SERIES, diagonal"; "SERIES, other layers" (the mean of a row without its diagonal); and
+"SERIES, whole matrix" with the largest and the smallest of the mean over pairs. "…, around" is, at a layer inside a
+residual block, the mean of the layers before and behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
@@ -16,9 +31,9 @@ from torch import Tensor, nn
 
 from intertwine.data.features import features
 from intertwine.data.layouts import arrange
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.figures import PAGE_WIDTH, legend_below, new_figure, panels_in_rows, write_cells
-from intertwine.lab.papers.plan import ExperimentKind, Numbers, Row
+from intertwine.lab.papers.plan import ExperimentKind, Numbers, Row, gathered
 from intertwine.lab.papers.work import Work
 from intertwine.lab.zoo.datasets.dataset import Dataset
 from intertwine.measure.cka import CentredGram, centred_alignment, centred_gram
@@ -33,21 +48,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# The table [similarity] of a plan: which layers are compared, by which family of measures, on how many images.
-
-
 #: "procrustes": each layer with the same layer of the other network. "cka": every layer with every layer.
 FAMILIES = ("procrustes", "cka")
 
 
 @dataclass(frozen=True)
 class SimilaritySettings:
-    """What [similarity] may say.
+    """The table [similarity].
 
     Attributes:
-        family: of `FAMILIES`. at: the layers, what the paper calls each → its module path; those inside residual blocks
-            have a star. images: the first so many test images are looked at, all of them unless given. batch: at once.
+        family: of `FAMILIES`. at: the layers, the paper's name of each → its module path; those inside residual blocks
+            have a star. images: the number of test images, by default all of them. batch: images per batch.
     """
 
     family: str
@@ -56,28 +67,16 @@ class SimilaritySettings:
     batch: int = 250
 
     def check(self, plan: Any, where: str) -> None:
-        """Refuse a family that there is not.
-
-        Raises:
-            InputError: what is wrong and what it may be.
-        """
+        """Refuse an unknown family."""
         if self.family not in FAMILIES:
-            raise InputError(
-                f"{where}: [similarity] asks for the family {self.family!r}; there are {', '.join(FAMILIES)}."
-            )
+            raise InputError(f"{where}: {unknown_name('family', self.family, FAMILIES)}")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Procrustes similarities of the same layer of two networks, as printed and corrected, in one pass over the images.
-#
-# As printed (Definition 5.2, section D.7.1 and the published code): features are not centred; channels that are zero on
-# all images stay in the divisor of G_ReLU-Procrustes and raise it; the orthogonal one divides by one number where the
-# other divides every channel by its length, so that the two are not on one scale. Corrected: centred, without dead
-# channels, and both with channels of length 1, so that the orthogonal value is the larger one, as the paper says.
+# -- Measurements --
 
 
 def unit_orthogonal() -> Measure:
-    """Orthogonal Procrustes similarity of centred channels of length 1; those that do not vary are left out.
+    """Orthogonal Procrustes similarity of centred channels of length 1; constant ones are left out.
 
     Example:
         >>> x = torch.randn(50, 3).relu()
@@ -105,13 +104,13 @@ MEASURES: dict[str, Callable[[], Measure]] = {
 }
 
 
-def procrustes_rows(front: nn.Module, back: nn.Module, data: Dataset, asked: SimilaritySettings) -> list[Row]:
+def procrustes_rows(front: nn.Module, back: nn.Module, data: Dataset, settings: SimilaritySettings) -> list[Row]:
     """One row per layer: `values` and `unrelated` by series, and the share of `dead` channels in each network.
 
-    `unrelated` is what the same features score when every row of one meets another row of the other.
+    `unrelated`: the similarity after the rows of one network are shuffled.
     """
-    streams = {at: StreamingMoments([(at, at)], baseline=True) for at in asked.at.values()}
-    ends = [features(model, data.batches("test", asked.batch), asked.at.values()) for model in (front, back)]
+    streams = {at: StreamingMoments([(at, at)], baseline=True) for at in settings.at.values()}
+    ends = [features(model, data.batches("test", settings.batch), settings.at.values()) for model in (front, back)]
     alive: list[dict[str, Tensor]] = [{}, {}]
     for batch in zip(*ends, strict=True):
         for layer in ends[0].layers:
@@ -121,35 +120,23 @@ def procrustes_rows(front: nn.Module, back: nn.Module, data: Dataset, asked: Sim
                 known[layer.name] = (rows != 0).any(0) | known.get(layer.name, torch.tensor(False))
     return [
         {"label": label, "dead": [1 - float(side[at].double().mean()) for side in alive], **_values(streams[at], at)}
-        for label, at in asked.at.items()
+        for label, at in settings.at.items()
     ]
 
 
 def _values(stream: StreamingMoments, at: str) -> Row:
     found = dict(zip(MEASURES, stream.results([make() for make in MEASURES.values()], at, at), strict=True))
-    values = {series: _known(result.value) for series, result in found.items()}
-    return {"values": values, "unrelated": {series: _known(result.baseline) for series, result in found.items()}}
+
+    def known(value: float | None) -> float | None:  # layers that are zero everywhere have no value
+        return value if value is not None and isfinite(value) else None
+
+    values = {series: known(result.value) for series, result in found.items()}
+    return {"values": values, "unrelated": {series: known(result.baseline) for series, result in found.items()}}
 
 
-def _known(value: float | None) -> float | None:
-    """None where there is no value, as of layers that are zero everywhere."""
-    return value if value is not None and isfinite(value) else None
-
-
-# ----------------------------------------------------------------------------------------------------
-# CKA between all layers of two networks, as printed and corrected: one centred Gram matrix per layer and kernel.
-#
-# As printed (Definition 5.3, section D.7.2 and the published code): every channel is centred over images and positions
-# and divided by its length, also for the "orthogonal" CKA, which rotations then change. G_ReLU takes the largest
-# agreement over channels, and a channel that is zero everywhere is a zero in that maximum. Corrected: dead channels are
-# left out of the maximum, and the orthogonal one is linear CKA, channels as they are. All use HSIC₁, which is unbiased.
-#
-# The Gram matrices of a network are found once, whatever the number of its pairs.
-
-
-#: Of Gram matrices, how many bytes are kept for networks that will be met again.
+#: Bytes of Gram matrices in memory; those of one network serve all its pairs.
 KEPT = 8e9
-#: What one network shows: (series, layer) → Gram matrix, and layer → share of channels that are zero on all images.
+#: Of one network: (series, layer) → Gram matrix, and layer → share of channels that are zero on all images.
 Shown = tuple[dict[tuple[str, str], CentredGram], dict[str, float]]
 
 
@@ -158,7 +145,7 @@ def _linear(x: Tensor) -> CentredGram:
     return centred_gram(flat @ flat.T)
 
 
-#: Series → what makes the Gram matrix of a layer (images, channels, positions).
+#: Series → function from a layer (images, channels, positions) to its Gram matrix.
 KERNELS: dict[str, Callable[[Representation], CentredGram]] = {
     "G_ReLU, as printed": relu_cka(dead="zero").prepare_with,
     "G_ReLU, corrected": relu_cka().prepare_with,
@@ -167,12 +154,12 @@ KERNELS: dict[str, Callable[[Representation], CentredGram]] = {
 }
 
 
-def gram_matrices(model: nn.Module, data: Dataset, asked: SimilaritySettings) -> Shown:
-    """What one network gives to all its pairs."""
-    held = features(model, data.batches("test", asked.batch), asked.at.values()).collect("structured")
+def gram_matrices(model: nn.Module, data: Dataset, settings: SimilaritySettings) -> Shown:
+    """The Gram matrices and dead channels of one network."""
+    held = features(model, data.batches("test", settings.batch), settings.at.values()).collect("structured")
     grams: dict[tuple[str, str], CentredGram] = {}
     dead = {}
-    for at in asked.at.values():
+    for at in settings.at.values():
         x = held[at]
         dead[at] = 1 - float((x != 0).any(2).any(0).double().mean())
         seen = represent(x)
@@ -180,9 +167,9 @@ def gram_matrices(model: nn.Module, data: Dataset, asked: SimilaritySettings) ->
     return grams, dead
 
 
-def cka_rows(first: Shown, second: Shown, asked: SimilaritySettings) -> list[Row]:
+def cka_rows(first: Shown, second: Shown, settings: SimilaritySettings) -> list[Row]:
     """One row per kernel: its `matrix`, the first network's layers from top to bottom; and one of `dead` channels."""
-    (a, dead), (b, others), places = first, second, asked.at.values()
+    (a, dead), (b, others), places = first, second, settings.at.values()
     rows: list[Row] = []
     for series in KERNELS:
         table = [[centred_alignment(series, a[series, x], b[series, y]).value for y in places] for x in places]
@@ -191,12 +178,12 @@ def cka_rows(first: Shown, second: Shown, asked: SimilaritySettings) -> list[Row
 
 
 def _value(found: float) -> float | None:
-    """Six digits, which is more than pairs agree in; None where there is no value, as of layers that are constant."""
+    """Six decimals; None where there is no value, as of constant layers."""
     return round(found, 6) if isfinite(found) else None
 
 
 def kept(images: int, layers: int) -> int:
-    """For how many networks Gram matrices are kept: two at least.
+    """The number of networks whose Gram matrices fit in memory, at least two.
 
     >>> kept(2000, 19), kept(10000, 19)
     (6, 2)
@@ -204,13 +191,7 @@ def kept(images: int, layers: int) -> int:
     return max(2, int(KEPT // (len(KERNELS) * layers * images**2 * 4)))
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the rows of similarities come to, in the form of the printed numbers.
-#
-# Procrustes: series → layer → one value per pair, and "…, unrelated" beside each. CKA: "SERIES, ROW" → column → values;
-# "SERIES, diagonal" and "SERIES, other layers" (the mean of a row without its diagonal); and "SERIES, whole matrix" with
-# the "largest" and the "smallest" of the mean over pairs, which is what one reads off a heat map.
-# "…, around" is, at a layer inside a residual block, the mean of the layers before and behind it.
+# -- Numbers --
 
 
 Matrix = list[list[float | None]]
@@ -227,7 +208,7 @@ def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
 
 
 def _around(values: Mapping[str, Sequence[float]], labels: Sequence[str]) -> dict[str, list[float]]:
-    """At each layer with a star, the mean of its neighbours, pair by pair."""
+    """At each layer with a star, the mean of its neighbours, per pair."""
     inside = [(i, label) for i, label in enumerate(labels) if label.endswith("*") and 0 < i < len(labels) - 1]
     return {
         label: [fmean(two) for two in zip(values.get(labels[i - 1], []), values.get(labels[i + 1], []), strict=False)]
@@ -236,41 +217,36 @@ def _around(values: Mapping[str, Sequence[float]], labels: Sequence[str]) -> dic
 
 
 def _procrustes(rows: Sequence[Row]) -> Numbers:
-    found: Numbers = {}
-    for row in rows:
-        values = row["values"] | {f"{series}, unrelated": value for series, value in row["unrelated"].items()}
-        for series, value in (values | {DEAD: fmean(row["dead"])}).items():
-            _add(found, series, row["label"], value)
-    return found
+    def values(row: Row) -> dict[str, float | None]:
+        unrelated = {f"{series}, unrelated": value for series, value in row["unrelated"].items()}
+        return row["values"] | unrelated | {DEAD: fmean(row["dead"])}
+
+    every = ((series, row["label"], value) for row in rows for series, value in values(row).items())
+    return gathered((series, label, [value]) for series, label, value in every if value is not None)
 
 
 def _cka(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
-    labels, found = list(plan["settings"]["at"]), Numbers()
-    for row in rows:
-        if "matrix" not in row:
-            for label, shares in zip(labels, row["dead"], strict=True):
-                _add(found, DEAD, label, fmean(shares))
-            continue
-        for i, (label, line) in enumerate(zip(labels, row["matrix"], strict=True)):
-            for column, value in zip(labels, line, strict=True):
-                _add(found, f"{row['series']}, {label}", column, value)
-            _add(found, f"{row['series']}, diagonal", label, line[i])
-            others = [value for j, value in enumerate(line) if j != i and value is not None]
-            _add(found, f"{row['series']}, other layers", label, fmean(others) if others else None)
-    for series, mean in means(rows).items():
-        known = [value for line in mean for value in line if value is not None]
-        for label, value in (("largest", max(known, default=None)), ("smallest", min(known, default=None))):
-            _add(found, f"{series}, whole matrix", label, value)
-    return found
+    labels = list(plan["settings"]["at"])
 
+    def points() -> Iterator[tuple[str, str, float | None]]:
+        for row in rows:
+            if "matrix" not in row:
+                yield from ((DEAD, label, fmean(shares)) for label, shares in zip(labels, row["dead"], strict=True))
+                continue
+            for i, (label, line) in enumerate(zip(labels, row["matrix"], strict=True)):
+                yield from ((f"{row['series']}, {label}", column, v) for column, v in zip(labels, line, strict=True))
+                yield f"{row['series']}, diagonal", label, line[i]
+                yield f"{row['series']}, other layers", label, _mean([*line[:i], *line[i + 1 :]])
+        for series, mean in means(rows).items():
+            known = [value for line in mean for value in line if value is not None]
+            yield f"{series}, whole matrix", "largest", max(known, default=None)
+            yield f"{series}, whole matrix", "smallest", min(known, default=None)
 
-def _add(found: Numbers, series: str, label: str, value: float | None) -> None:
-    if value is not None:
-        found.setdefault(series, {}).setdefault(label, []).append(value)
+    return gathered((series, label, [value]) for series, label, value in points() if value is not None)
 
 
 def means(rows: Sequence[Row]) -> dict[str, Matrix]:
-    """Series → its matrix, the mean over pairs; None where no pair has a value.
+    """Series → the mean of its matrices over pairs; None where no pair has a value.
 
     >>> means([{"series": "a", "matrix": [[1.0, None]]}, {"series": "a", "matrix": [[2.0, None]]}])
     {'a': [[1.5, None]]}
@@ -290,12 +266,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-# ----------------------------------------------------------------------------------------------------
-# Similarities as the paper draws them: values over the layers with printed ones dotted, and heat maps of CKA.
+# -- Figure --
 
 
 NAN = float("nan")
-#: Maps of fewer layers have their numbers in the cells.
+#: Maps of fewer layers have numbers in their cells.
 SMALL = 8
 
 
@@ -305,7 +280,7 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
 
 
 def _lines(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """Above as printed, with the printed values dotted; below corrected; pale what unrelated features score."""
+    """Above as printed, with the printed values dotted; below corrected; pale the values of unrelated features."""
     labels, found = list(plan["settings"]["at"]), numbers(plan, rows)
     figure = new_figure(min(PAGE_WIDTH, 5.1 + 0.26 * max(5, len(labels))), 5.2)
     above, below = figure.subplots(2, 1, sharex=True, sharey=True)
@@ -314,8 +289,8 @@ def _lines(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
         _line(axes, labels, found.get(series, {}), color=f"C{i}", label=series)
         _line(axes, labels, found.get(f"{series}, unrelated", {}), color=f"C{i}", alpha=0.35, linestyle="--")
         if series in plan["printed"]:
-            told = f"{series}: the paper's"
-            above.plot(range(len(labels)), plan["printed"][series], "x:", color=f"C{i}", markersize=4, label=told)
+            name = f"{series}: the paper's"
+            above.plot(range(len(labels)), plan["printed"][series], "x:", color=f"C{i}", markersize=4, label=name)
     shares = [summary(found.get(DEAD, {}).get(label, [0.0]))[0] for label in labels]
     below.bar(range(len(labels)), shares, color="0.85", zorder=0, label="share of dead channels")
     below.set_xticks(range(len(labels)), labels, fontsize=8)
@@ -336,10 +311,7 @@ def _line(axes: Axes, labels: Sequence[str], values: Mapping[str, Sequence[float
 
 
 def _heat_maps(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """One map per kernel, all on the scale from 0 to 1; below, what is printed where the paper gives the numbers.
-
-    Maps of many layers are two a row, so that their names can be read.
-    """
+    """One map per kernel, on the scale from 0 to 1; below, the printed ones. Maps of many layers are two a row."""
     labels = list(plan["settings"]["at"])
     printed = {series: _printed(plan, series, labels) for series in KERNELS}
     found = means(rows)
@@ -374,23 +346,19 @@ def _heat_map(axes: Axes, matrix: Sequence[Sequence[float | None]], labels: Sequ
         axes.tick_params(axis="x", rotation=90)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The kind "similarity": pairs of networks, compared layer by layer (Procrustes) or all layers with all (CKA).
-
-
 def run(work: Work) -> list[Row]:
     """The rows of all pairs."""
-    asked: SimilaritySettings = work.plan.settings
-    data = work.placed if asked.images is None else work.data.subset(test=asked.images).to(work.device)
+    settings: SimilaritySettings = work.plan.settings
+    data = work.placed if settings.images is None else work.data.subset(test=settings.images).to(work.device)
 
-    @lru_cache(maxsize=kept(len(data.test_labels), len(asked.at)))
+    @lru_cache(maxsize=kept(len(data.test_labels), len(settings.at)))
     def grams(end: tuple[int, int]) -> Shown:
-        return gram_matrices(work.network(end), data, asked)
+        return gram_matrices(work.network(end), data, settings)
 
-    if asked.family == "cka":
-        return work.per_pair(lambda pair, folder: cka_rows(grams(pair.front), grams(pair.back), asked))
+    if settings.family == "cka":
+        return work.per_pair(lambda pair, folder: cka_rows(grams(pair.front), grams(pair.back), settings))
     return work.per_pair(
-        lambda pair, folder: procrustes_rows(work.network(pair.front), work.network(pair.back), data, asked)
+        lambda pair, folder: procrustes_rows(work.network(pair.front), work.network(pair.back), data, settings)
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError, unknown_name
 from intertwine.lab.papers import stitching_figures as figures
 from intertwine.lab.papers import stitching_numbers as readings
 from intertwine.lab.papers.plan import ExperimentKind, ExperimentPlan, Numbers, Row
@@ -37,13 +37,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# The forms of the stitching figures: how each is drawn, and what its numbers are.
-
-
 @dataclass(frozen=True)
 class FigureForm:
-    """Both get the plan as plain data, and the rows."""
+    """The numbers and the figure of a form, from the plan as plain data and the rows."""
 
     numbers: Callable[[Mapping[str, Any], Sequence[Row]], Numbers]
     draw: Callable[[Mapping[str, Any], Sequence[Row]], Any]
@@ -67,7 +63,7 @@ FORMS: Mapping[str, FigureForm] = {
 
 
 def numbers(plan: Mapping[str, Any], rows: Sequence[Row]) -> Numbers:
-    """What the rows say, in the unit of the printed numbers."""
+    """The numbers of the rows, in the unit of the printed ones."""
     return FORMS[plan["settings"]["form"]].numbers(plan, rows)
 
 
@@ -76,25 +72,21 @@ def draw(plan: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     return FORMS[plan["settings"]["form"]].draw(plan, rows)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a plan says of its stitches: the table [stitching].
-
-
 @dataclass(frozen=True)
 class StitchingSettings:
-    """What is stitched. `families` are trained, those of `direct` fitted in closed form.
+    """The table [stitching]. `families` are trained, those of `direct` fitted in closed form.
 
     Attributes:
-        form: of the figure and of its numbers, see `forms`. what: the number, or the numbers, of a stitch it shows.
-        at: what a place is called in the figure → the place.
+        form: of the figure and of its numbers, see `FORMS`. what: the number, or numbers, of a stitch in the figure.
+        at: name of a place in the figure → the place.
         batches: the zoo recipe whose batch size and augmentation the training has.
         variants, options: settings of `intertwine.stitch.training` that change the recipe.
         seeds: random starts in one run. orders: runs with other data orders and other seeds.
-        threshold: entries up to it count as zero. matrices: those of the first pair are kept in the rows.
+        threshold: entries up to it count as zero. matrices: whether matrices of the first pair are in the rows.
         alphas: of relu:birkhoff, one chosen by cross-validation after `trial_epochs` of each.
-        cka_images: test images on which stitched and own features are compared; 0 compares none.
-        line: points on the line between any two stitches of one place; 0 draws none. good: lines are drawn between
-            stitches that reach this share of the back network's accuracy.
+        cka_images: test images for the CKA of stitched and own features; 0 for none.
+        line: points on the line between any two stitches of one place; 0 for no lines. good: the least relative
+            accuracy of stitches with lines.
     """
 
     form: str
@@ -118,30 +110,21 @@ class StitchingSettings:
     good: float = 0.8
 
     def check(self, plan: ExperimentPlan, file: str) -> None:
-        """Raise an `InputError` where the table cannot be carried out."""
+        """Refuse unknown names, and a table without maps."""
         if self.form not in FORMS:
-            raise InputError(f"{file}: the form is {self.form!r}; there are {', '.join(FORMS)}.")
+            raise InputError(f"{file}: {unknown_name('form', self.form, FORMS)}")
         for name in [self.what] if isinstance(self.what, str) else self.what:
             if name not in NUMBERS:
-                raise InputError(
-                    f"{file}: {name!r} is to be shown. {did_you_mean(name, NUMBERS)}Numbers of a stitch are "
-                    f"{', '.join(NUMBERS)}."
-                )
+                raise InputError(f"{file}: {unknown_name('number of a stitch', name, NUMBERS)}")
         if not (self.families or self.direct or self.alphas):
-            raise InputError(
-                f"{file}: [stitching] has neither families, nor direct, nor alphas, so nothing is stitched."
-            )
-
-
-# ----------------------------------------------------------------------------------------------------
-# How like the stitched features are to the back network's own: CKA with positions or whole images as samples.
+            raise InputError(f"{file}: [stitching] defines no maps. Set families, direct or alphas.")
 
 
 def likeness(stitch: Stitch, data: Dataset, images: int) -> Row:
-    """Biased linear CKA of the features behind the map and those they stand for, on the first test images.
+    """Biased linear CKA of the mapped features and the back network's own, on the first test images.
 
-    The baselines of paper 1 take an image as one sample, with all channels at all positions as its features; least
-    squares takes every position as a sample.
+    The baselines of Csiszárik et al. take an image as one sample, with all channels at all positions as its features;
+    least squares takes every position as a sample.
     """
     if not isinstance(stitch.model, StitchedNetwork):
         raise TypeError(f"A stitched network was expected; found {type(stitch.model).__name__}.")
@@ -157,11 +140,7 @@ def likeness(stitch: Stitch, data: Dataset, images: int) -> Row:
     }
 
 
-# ----------------------------------------------------------------------------------------------------
-# The work behind a stitching figure: every pair is stitched at every place, by every family, one row per stitch.
-
-
-#: Images in a batch where nothing is trained.
+#: Images in a batch outside of training.
 LARGE = 1000
 
 
@@ -185,96 +164,97 @@ def run(work: Work) -> list[Row]:
 
 @dataclass(frozen=True)
 class PairStitches:
-    """Everything that a plan asks of one pair. `matrices`: whether they are kept in the rows."""
+    """All stitches of one pair. `matrices`: whether they are in the rows."""
 
-    asked: StitchingSettings
+    settings: StitchingSettings
     models: tuple[nn.Module, nn.Module]
     data: Dataset
     folder: Path
     matrices: bool
 
     def rows(self) -> Iterator[Row]:
-        """Trained in every order, fitted directly, and chosen by cross-validation."""
-        for order in range(self.asked.orders if self.asked.families else 0):
+        """Trained in every order, fitted in closed form, and chosen by cross-validation."""
+        for order in range(self.settings.orders if self.settings.families else 0):
             yield from self._trained(order)
-        if self.asked.direct:
+        if self.settings.direct:
             found = stitches(
-                *self.models, self.places, self._families(self.asked.direct), fit="direct",
+                *self.models, self.places, self._families(self.settings.direct), fit="direct",
                 data=self.data.batches("train", LARGE), **self.shared,
             )  # fmt: skip
             yield from self._rows(found, {})
-        if self.asked.alphas:
+        if self.settings.alphas:
             yield from self._chosen()
 
     @cached_property
     def places(self) -> list[str]:
-        return list(self.asked.at.values())
+        return list(self.settings.at.values())
 
     @cached_property
     def how(self) -> Recipe:
         """Batches and augmentation."""
-        return find_recipe(self.asked.batches)
+        return find_recipe(self.settings.batches)
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What all fits are given."""
+        """The options of all fits."""
         return {
             "direct_data": self.data.batches("train", LARGE), "test": self.data.batches("test", LARGE),
-            "recipe": self.asked.recipe, "skip": self.asked.skip, **self.asked.options,
+            "recipe": self.settings.recipe, "skip": self.settings.skip, **self.settings.options,
         }  # fmt: skip
 
     def _trained(self, order: int) -> Iterator[Row]:
-        seeds = range(order * self.asked.seeds, (order + 1) * self.asked.seeds)
+        seeds = range(order * self.settings.seeds, (order + 1) * self.settings.seeds)
         found = stitches(
-            *self.models, self.places, self._families(self.asked.families), fit="task", seeds=seeds,
-            data=TrainingBatches(self.data, self.how, order), variants=self.asked.variants,
+            *self.models, self.places, self._families(self.settings.families), fit="task", seeds=seeds,
+            data=TrainingBatches(self.data, self.how, order), variants=self.settings.variants,
             out=self.folder / f"order{order}", **self.shared,
         )  # fmt: skip
         yield from self._rows(found, {"order": order})
-        if self.asked.line:
+        if self.settings.line:
             yield from self._lines(found)
 
     def _families(self, names: Sequence[str]) -> list[MapFamily]:
-        """The families of these names; a sparse one ends with entries up to the plan's threshold at zero."""
+        """The families of these names; sparse ones set entries up to the plan's threshold to zero."""
         found = map(find_family, names)
         return [
-            replace(one, threshold=float(self.asked.threshold)) if isinstance(one, Sparse) else one for one in found
+            replace(one, threshold=float(self.settings.threshold)) if isinstance(one, Sparse) else one for one in found
         ]
 
     def _chosen(self) -> Iterator[Row]:
-        """G_ReLU with α by cross-validation: tried on 80 % of the training images, chosen by the others."""
+        """G_ReLU with α by cross-validation: trained on 80 % of the training images, selected on the others."""
         data = self.data
         first, second = (part.to(data.labels.device) for part in split_samples(len(data.labels), 0.8, seed=0))
         one, two = ((data.images[some], data.labels[some]) for some in (first, second))
         halves = Dataset.of(f"{data.name}, split", one, two, data.mean, data.std, data.classes)
         choices = cross_validate(
-            *self.models, self.places, [Birkhoff(alpha=float(alpha), head_start=0.0) for alpha in self.asked.alphas],
-            data=TrainingBatches(data, self.how), parts=(TrainingBatches(halves, self.how), halves.batches("test", LARGE)),
-            trial={"epochs": self.asked.trial_epochs}, out=self.folder / "chosen", **self.shared,
+            *self.models, self.places, [Birkhoff(alpha=float(alpha), head_start=0.0) for alpha in self.settings.alphas],
+            data=TrainingBatches(data, self.how),
+            parts=(TrainingBatches(halves, self.how), halves.batches("test", LARGE)),
+            trial={"epochs": self.settings.trial_epochs}, out=self.folder / "chosen", **self.shared,
         )  # fmt: skip
         for choice in choices:
-            about = {"alpha": self.asked.alphas[choice.chosen], "held_back": list(choice.accuracies)}
+            about = {"alpha": self.settings.alphas[choice.chosen], "held_back": list(choice.accuracies)}
             yield from self._rows(Stitches([choice.stitch]), about)
 
     def _rows(self, found: Stitches, about: Row) -> Iterator[Row]:
-        """One row per stitch; histories where features were traced, matrices where they are kept."""
+        """One row per stitch, with histories of traced features, and matrices if the plan has them."""
         for stitch, row in zip(found, found.to_rows(), strict=True):
-            row |= about | {"label": self._label(stitch), "variant": _variant(row, self.asked.variants)}
-            row["sparsity"] = sparsity(stitch.matrix, self.asked.threshold)
+            row |= about | {"label": self._label(stitch), "variant": _variant(row, self.settings.variants)}
+            row["sparsity"] = sparsity(stitch.matrix, self.settings.threshold)
             if row.get("trace_every"):
                 row["history"] = stitch.to_dict()["history"]
             if self.matrices:
                 row["matrix"] = [[round(value, 3) for value in line] for line in stitch.matrix.tolist()]
-            if self.asked.cka_images:
-                row |= likeness(stitch, self.data, self.asked.cka_images)
+            if self.settings.cka_images:
+                row |= likeness(stitch, self.data, self.settings.cka_images)
             yield row
 
     def _lines(self, found: Stitches) -> Iterator[Row]:
         """Between any two good stitches of one place: relative accuracies from the one to the other."""
-        good = [one for one in found if (one.relative_accuracy or 0.0) >= self.asked.good]
+        good = [one for one in found if (one.relative_accuracy or 0.0) >= self.settings.good]
         for one, two in combinations(good, 2):
             if one.place == two.place:
-                between = along(one, two, self.data.batches("test", LARGE), self.asked.line)
+                between = along(one, two, self.data.batches("test", LARGE), self.settings.line)
                 yield {
                     "label": self._label(one), "family": one.family, "fit": "line", "skip": one.point.skip,
                     "seeds": [one.settings["seed"], two.settings["seed"]], "shares": list(between.shares),
@@ -282,11 +262,11 @@ class PairStitches:
                 }  # fmt: skip
 
     def _label(self, stitch: Stitch) -> str:
-        return next(label for label, place in self.asked.at.items() if place == stitch.point.back)
+        return next(label for label, place in self.settings.at.items() if place == stitch.point.back)
 
 
 def _variant(row: Row, variants: Sequence[Mapping[str, Any]]) -> str:
-    """The variant a row was made with, in words: that with the most settings, where several fit it.
+    """The variant of a row in words: the matching one with the most settings.
 
     >>> _variant({"rate": 0.1, "momentum": 0.9}, [{}, {"rate": 0.1}, {"rate": 0.1, "momentum": 0.9}])
     'rate 0.1, momentum 0.9'
@@ -294,10 +274,6 @@ def _variant(row: Row, variants: Sequence[Mapping[str, Any]]) -> str:
     fitting = [one for one in variants if all(row.get(name) == value for name, value in one.items())]
     best = max(fitting, key=len, default={})
     return ", ".join(f"{name} {value}" for name, value in best.items())
-
-
-# ----------------------------------------------------------------------------------------------------
-# Stitching: what Godfrey et al. 2022 and Csiszárik et al. 2021 show of stitched networks.
 
 
 STITCHING = ExperimentKind(StitchingSettings, run, numbers, draw)

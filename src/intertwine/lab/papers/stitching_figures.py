@@ -1,4 +1,4 @@
-"""Figures of stitching experiments in the form the papers have them, drawn from rows alone."""
+"""Figures of stitching experiments in the form of the papers, drawn from rows alone."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
 from intertwine.figures import MAX_COLUMNS, PAGE_WIDTH, legend_below, new_figure, panels_in_rows, write_cells
-from intertwine.lab.papers.plan import Row
+from intertwine.lab.papers.plan import Row, grouped
 from intertwine.lab.papers.stitching_numbers import (
     ALL,
     FITS,
     NUMBERS,
     STARTS,
-    by,
+    PlanTable,
     curves,
     family_name,
     group_of,
@@ -31,14 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Parts of stitching figures: lines over the layers, and panels side by side, one per layer.
-
-
 def over_places(axes: Axes, rows: Sequence[Row], what: str, label: str, **style: Any) -> None:
     """One line over the places, whiskers of one deviation."""
     order = list(places(rows))
-    held = [(i, summary(found)) for i, place in enumerate(order) if (found := values(by(rows, label_of)[place], what))]
+    held = [
+        (i, summary(found)) for i, place in enumerate(order) if (found := values(grouped(rows, label_of)[place], what))
+    ]
     axes.errorbar(
         [i for i, _ in held], [mean for _, (mean, _) in held], [spread for _, (_, spread) in held], label=label,
         marker="o", markersize=4, capsize=3, linewidth=1.2, **style,
@@ -46,7 +44,7 @@ def over_places(axes: Axes, rows: Sequence[Row], what: str, label: str, **style:
 
 
 def named(axes: Axes, rows: Sequence[Row], what: str) -> None:
-    """The places under the axis, and the number beside it."""
+    """Label the axes: places and the number."""
     names = list(places(rows).values())
     axes.set_xticks(range(len(names)), names, fontsize=8, rotation=45 if max(map(len, names)) > 4 else 0)
     axes.set_xlabel("layer" + (", * inside a residual block" if any(name.endswith("*") for name in names) else ""))
@@ -56,7 +54,7 @@ def named(axes: Axes, rows: Sequence[Row], what: str) -> None:
 def panels(
     rows: Sequence[Row], width: float | None = None, more: int = 0, across: int = MAX_COLUMNS
 ) -> tuple[Figure, dict[str, Axes], list[Axes]]:  # fmt: skip
-    """One panel per place, and some more behind them."""
+    """One panel per place, and `more` behind them."""
     order = places(rows)
     across = min(across, len(order))
     figure, grid = panels_in_rows(len(order) + more, width or min(3.2, PAGE_WIDTH / across), 2.7, across)
@@ -65,11 +63,9 @@ def panels(
     return figure, dict(zip(order, grid, strict=False)), grid[len(order) :]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Stitching figures over the layers, in the form the papers have them, drawn from rows alone.
+# -- Figures over the layers --
 
 
-PlanTable = Mapping[str, Any]
 #: A marker for each strength of a sparse map.
 MARKS = "o s ^ D v P X p h".split()
 #: Matrices of fewer groups have their numbers in the cells.
@@ -82,25 +78,25 @@ def _width(rows: Sequence[Row]) -> float:
 
 
 def penalties(plan: PlanTable, rows: Sequence[Row]) -> Figure:
-    """Paper 0, figures 1, 6, 7, 12, 13: a number over the layers, one line per family; dotted what is printed."""
+    """Godfrey et al., figures 1, 6, 7, 12, 13: a number over the layers, one line per family; printed ones dotted."""
     what, figure = plan["settings"]["what"], new_figure(_width(rows), 4)
     axes = figure.subplots()
-    for i, (name, some) in enumerate(by(rows, series_of(rows)).items()):
+    for i, (name, some) in enumerate(grouped(rows, series_of(rows)).items()):
         over_places(axes, some, what, name, color=f"C{i}")
         if name in plan["printed"]:
             printed = plan["printed"][name]
-            told = f"{name}, printed"
-            axes.plot(range(len(printed)), printed, "x:", color=f"C{i}", linewidth=1.6, markersize=6, label=told)
+            style = {"color": f"C{i}", "linewidth": 1.6, "markersize": 6}
+            axes.plot(range(len(printed)), printed, "x:", label=f"{name}, printed", **style)
     named(axes, rows, what)
     legend_below(figure)
     return figure
 
 
 def slopes(plan: PlanTable, rows: Sequence[Row]) -> Figure:
-    """Paper 0, figure 8: penalties of networks of one slope over the layers, and between slopes where there are all."""
+    """Godfrey et al., figure 8: penalties of networks of one slope over the layers, and of all pairs of slopes."""
     what, name = plan["settings"]["what"], group_of(plan)
-    cells = by(rows, lambda row: (row["front_group"], row["back_group"]))
-    found = list(by(rows, lambda row: row["front_group"]))
+    cells = grouped(rows, lambda row: (row["front_group"], row["back_group"]))
+    found = list(grouped(rows, lambda row: row["front_group"]))
     whole = all(cell in cells for cell in product(found, found)) and len(found) > 1
     figure = new_figure(8.3 if whole else 7.5, 3.6)
     left, *others = figure.subplots(1, 2 if whole else 1, squeeze=False, width_ratios=(1.2, 1) if whole else None)[0]
@@ -121,10 +117,10 @@ def slopes(plan: PlanTable, rows: Sequence[Row]) -> Figure:
 
 
 def histograms(plan: PlanTable, rows: Sequence[Row]) -> Figure:
-    """Paper 0, figure 14: how often each α was chosen, one panel per layer; lines what is printed."""
+    """Godfrey et al., figure 14: the frequency of each chosen α, one panel per layer; printed ones as lines."""
     chosen, alphas = [row for row in rows if "alpha" in row], plan["settings"]["alphas"]
     figure, axes, _ = panels(chosen)
-    for place, some in by(chosen, label_of).items():
+    for place, some in grouped(chosen, label_of).items():
         shares = [100 * sum(row["alpha"] == alpha for row in some) / len(some) for alpha in alphas]
         axes[place].bar(range(len(alphas)), shares, color="#9ec5e8", label=f"ours, {len(some)} pairs")
         if (printed := plan["printed"].get(f"layer {place}")) is not None:
@@ -138,15 +134,15 @@ def histograms(plan: PlanTable, rows: Sequence[Row]) -> Figure:
 
 
 def sparsity(plan: PlanTable, rows: Sequence[Row]) -> Figure:
-    """Paper 0, figure 15; paper 1, figure 8: a number against sparsity, means over pairs, and some of the matrices.
+    """Godfrey et al., figure 15, Csiszárik et al., figure 8: a number against sparsity, and some matrices.
 
-    Each strength λ has a marker of its own: where maps are alike, words beside them would lie on each other.
+    Values are means over pairs. Each strength λ has its own marker, since labels would overlap.
     """
     what, matrices = plan["settings"]["what"], shown_matrices(rows)
     across = 2 if len(places(rows)) > 2 else MAX_COLUMNS
     figure, axes, below = panels(rows, more=len(matrices), across=across)
     marks = _marks(rows)
-    for place, some in by(rows, label_of).items():
+    for place, some in grouped(rows, label_of).items():
         for i, kind in enumerate(dict.fromkeys(map(_sparse_kind, rows))):
             _strengths(axes[place], [row for row in some if _sparse_kind(row) == kind], what, f"C{i}", kind, marks)
         if printed := _printed(plan, place):
@@ -166,7 +162,7 @@ def sparsity(plan: PlanTable, rows: Sequence[Row]) -> Figure:
 
 def shown_matrices(rows: Sequence[Row]) -> list[Row]:
     """Per place, the row whose matrix the figure shows: the sparsest of those trained with a penalty."""
-    found = by([row for row in rows if "matrix" in row], label_of)
+    found = grouped([row for row in rows if "matrix" in row], label_of)
     return [
         max(some, key=lambda row: (row["family"].startswith("sparse"), row["fit"] == "task", row["sparsity"]))
         for some in found.values()
@@ -180,7 +176,7 @@ def _marks(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _strength(row: Row) -> float:
-    """λ of a sparse family such as "sparse:0.1+bias"."""
+    """The number in a family such as "sparse:0.1+bias"."""
     return float(row["family"].removesuffix("+bias").partition(":")[2])
 
 
@@ -188,7 +184,7 @@ def _strengths(
     axes: Axes, rows: Sequence[Row], what: str, colour: str, label: str, marks: Mapping[str, str]
 ) -> None:  # fmt: skip
     """The maps of one kind: a line through its strengths, each with its marker; a kind without any is a dot."""
-    points = {name: _point(some, what) for name, some in by(rows, family_name).items()}
+    points = {name: _point(some, what) for name, some in grouped(rows, family_name).items()}
     if not points:
         return
     dot = "" if any(name in marks for name in points) else "*"
@@ -219,13 +215,13 @@ def _printed(plan: PlanTable, place: str) -> list[tuple[float, float]]:
 
 
 def layers(plan: PlanTable, rows: Sequence[Row]) -> Figure:
-    """Paper 1, figure 2: relative accuracy and, dashed, cross-entropy to Model 2 over the layers, per fit."""
+    """Csiszárik et al., figure 2: relative accuracy and, dashed, cross-entropy to model 2 over the layers, per fit."""
     plain = [row for row in rows if row["family"] == "identity"]
     fitted = [row for row in rows if row["family"] != "identity"]
     figure = new_figure(_width(rows), 4)
     left = figure.subplots()
     right = left.twinx()
-    for i, (fit, some) in enumerate(by(fitted, lambda row: row["fit"]).items()):
+    for i, (fit, some) in enumerate(grouped(fitted, lambda row: row["fit"]).items()):
         over_places(left, some, "relative_accuracy", f"{FITS[fit]}: relative accuracy", color=f"C{i}")
         over_places(right, some, "cross_entropy", f"{FITS[fit]}: cross-entropy", color=f"C{i}", linestyle="--")
     named(left, fitted, "relative_accuracy")
@@ -241,7 +237,7 @@ def fronts(plan: PlanTable, rows: Sequence[Row]) -> Figure:
     """A number over the layers, one line per data set that the front networks were trained on."""
     what, figure = plan["settings"]["what"], new_figure(_width(rows), 4)
     axes = figure.subplots()
-    for name, some in by(rows, group_of(plan)).items():
+    for name, some in grouped(rows, group_of(plan)).items():
         over_places(axes, some, what, f"front: {name}")
     named(axes, rows, what)
     legend_below(figure)
@@ -252,7 +248,7 @@ def several(plan: PlanTable, rows: Sequence[Row]) -> Figure:
     """Several numbers of the same stitches over the layers."""
     figure = new_figure(_width(rows), 4)
     axes = figure.subplots()
-    for what, line in zip(plan["settings"]["what"], cycle(("-", "--", ":")), strict=False):  # where they are the same
+    for what, line in zip(plan["settings"]["what"], cycle(("-", "--", ":")), strict=False):  # lines may coincide
         over_places(axes, rows, what, NUMBERS[what][0], linestyle=line)
     named(axes, rows, plan["settings"]["what"][0])
     axes.set_ylabel("")
@@ -261,7 +257,7 @@ def several(plan: PlanTable, rows: Sequence[Row]) -> Figure:
 
 
 def averages(plan: PlanTable, rows: Sequence[Row]) -> Figure:
-    """Numbers of the text: the mean over all layers, and what is printed."""
+    """Numbers of the text: the mean over all layers, ours and printed."""
     found = average_numbers(plan, rows)
     figure = new_figure(1.6 + 1.5 * len(found), 3.4)
     axes = figure.subplots()
@@ -280,35 +276,28 @@ def averages(plan: PlanTable, rows: Sequence[Row]) -> Figure:
     return figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# Stitching figures with one panel per layer: numbers against widths, ranks, starts, time, or along a line.
+# -- Figures with one panel per layer --
 
 
-PanelPlanTable = Mapping[str, Any]
-
-
-def groups(plan: PanelPlanTable, rows: Sequence[Row]) -> Figure:
-    """Paper 1, figure 3: a number against an option of the networks, such as their width."""
+def groups(plan: PlanTable, rows: Sequence[Row]) -> Figure:
+    """Csiszárik et al., figure 3: a number against an option of the networks, such as their width."""
     (option,) = plan["networks"]["vary"]
     return _against(rows, plan["settings"]["what"], option, lambda row: row["front_group"])
 
 
-def ranks(plan: PanelPlanTable, rows: Sequence[Row]) -> Figure:
-    """Paper 1, figure 7: a number against the rank, task loss beside reduced-rank regression."""
-    return _against(rows, plan["settings"]["what"], "rank", _rank)
-
-
-def _rank(row: Row) -> int:
-    """Of a family such as "lowrank:4+bias"."""
-    return int(row["family"].removesuffix("+bias").partition(":")[2])
+def ranks(plan: PlanTable, rows: Sequence[Row]) -> Figure:
+    """Csiszárik et al., figure 7: a number against the rank, task loss beside reduced-rank regression."""
+    return _against(rows, plan["settings"]["what"], "rank", lambda row: int(_strength(row)))
 
 
 def _against(rows: Sequence[Row], what: str, name: str, x: Callable[[Row], Any]) -> Figure:
     """One panel per layer, one line per fit."""
     figure, axes, _ = panels(rows)
-    for place, some in by(rows, label_of).items():
-        for fit, group in by(some, lambda row: row["fit"]).items():
-            _band(axes[place], {at: values(ones, what) for at, ones in by(group, x).items()}, FITS[fit], marker="o")
+    for place, some in grouped(rows, label_of).items():
+        for fit, group in grouped(some, lambda row: row["fit"]).items():
+            _band(
+                axes[place], {at: values(ones, what) for at, ones in grouped(group, x).items()}, FITS[fit], marker="o"
+            )
         axes[place].set_xlabel(name)
         axes[place].set_xticks(sorted({x(row) for row in some}))
     first = next(iter(axes.values()))
@@ -325,12 +314,12 @@ def _band(axes: Axes, points: Mapping[Any, Sequence[float]], label: str | None, 
     axes.fill_between(list(held), low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
 
 
-def starts(plan: PanelPlanTable, rows: Sequence[Row]) -> Figure:
-    """Paper 1, figure 6: histograms of a number by where the training started."""
+def starts(plan: PlanTable, rows: Sequence[Row]) -> Figure:
+    """Csiszárik et al., figure 6: histograms of a number by the start of the training."""
     what = plan["settings"]["what"]
     figure, axes, _ = panels(rows)
-    for place, some in by(rows, label_of).items():
-        found = by(some, lambda row: STARTS[row["start"]])
+    for place, some in grouped(rows, label_of).items():
+        found = grouped(some, lambda row: STARTS[row["start"]])
         axes[place].hist([values(ones, what) for ones in found.values()], bins=20, label=list(found))
         axes[place].set_xlabel(NUMBERS[what][0])
     first = next(iter(axes.values()))
@@ -339,20 +328,16 @@ def starts(plan: PanelPlanTable, rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def iterations(plan: PanelPlanTable, rows: Sequence[Row]) -> Figure:
-    """Paper 1, figures 4 and 5: numbers over the training, means with a band, and two single runs."""
+def iterations(plan: PlanTable, rows: Sequence[Row]) -> Figure:
+    """Csiszárik et al., figures 4 and 5: numbers over the training, means with a band, and two single runs."""
     names, kinds = plan["settings"]["what"], weights(rows)
     figure, grid = panels_in_rows(len(names), 2.75, 3.0, 3)
     for axes, name in zip(grid, names, strict=True):
         for i, (weight, some) in enumerate(kinds.items()):
             clock, runs = curves(some, name)
             times = sorted(set.intersection(*(set(run) for run in runs)))
-            _band(
-                axes,
-                {time: [run[time] for run in runs] for time in times},
-                f"{weight} of the CKA" if weight else "mean",
-                color=f"C{i}",
-            )
+            points = {time: [run[time] for run in runs] for time in times}
+            _band(axes, points, f"{weight} of the CKA" if weight else "mean", color=f"C{i}")
             for run, style in zip(runs, (":", "--"), strict=False):
                 axes.plot(times, [run[time] for time in times], style, color=f"C{i}", linewidth=0.8)
             axes.set_xlabel(clock)
@@ -364,16 +349,16 @@ def iterations(plan: PanelPlanTable, rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def lines(plan: PanelPlanTable, rows: Sequence[Row]) -> Figure:
-    """Paper 1, experiment 6: relative accuracy along the lines between stitches, one panel per layer."""
+def lines(plan: PlanTable, rows: Sequence[Row]) -> Figure:
+    """Csiszárik et al., experiment 6: relative accuracy along the lines between stitches, one panel per layer."""
     figure, axes, _ = panels(rows)
     for row in rows:
         if "line" in row:
-            told = "from one stitch to another, a line for each two"
-            axes[row["label"]].plot(row["shares"], row["line"], linewidth=0.8, color="C0", alpha=0.7, label=told)
+            style = {"linewidth": 0.8, "color": "C0", "alpha": 0.7, "label": "lines between two stitches"}
+            axes[row["label"]].plot(row["shares"], row["line"], **style)
     good = plan["settings"].get("good", 0.8)
     for one in axes.values():
-        one.axhline(good, color="0.6", linewidth=0.8, linestyle=":", label=f"{good:g}, from where a stitch is good")
+        one.axhline(good, color="0.6", linewidth=0.8, linestyle=":", label=f"{good:g}, the limit of a good stitch")
         one.set_ylim(0, 1.05)
         one.set_xlabel("λ, share of the first stitch")
     next(iter(axes.values())).set_ylabel(NUMBERS["relative_accuracy"][0])

@@ -6,21 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from intertwine.lab.papers.plan import Numbers, Row
+from intertwine.lab.papers.plan import Numbers, Row, gathered, grouped
 
-# ----------------------------------------------------------------------------------------------------
-# Rows of stitches as figures and numbers need them: names of families and places, groups, values.
-
-
-#: What the papers call the families, and the fits.
+PlanTable = Mapping[str, Any]
+#: The papers' names of families and fits.
 FAMILIES = {
     "linear": "full", "affine": "full", "relu:birkhoff": "G_ReLU", "relu": "G_ReLU, one assignment",
     "identity": "no map",
 }  # fmt: skip
 FITS = {"direct": "least squares", "task": "task loss"}
-#: Where a training started.
+#: Starts of a training.
 STARTS = {"direct": "from least squares", "random": "from random"}
-#: What a number is called, and the factor it is shown with.
+#: Number of a stitch → its name, and the factor of its unit.
 NUMBERS = {
     "penalty": ("stitching penalty, %", 100),
     "best_penalty": ("stitching penalty, best epoch, %", 100),
@@ -36,7 +33,7 @@ NUMBERS = {
 
 
 def family_name(row: Row) -> str:
-    """A family as the papers call it.
+    """The papers' name of a family.
 
     >>> family_name({"family": "lowrank:4"}), family_name({"family": "sparse:0.1+bias"})
     ('rank 4', 'ℓ1, λ = 0.1')
@@ -47,13 +44,13 @@ def family_name(row: Row) -> str:
 
 
 def series_of(rows: Iterable[Row]) -> Callable[[Row], str]:
-    """What the line of a row is called: its family, its fit where the family has two at any strength, its variant.
+    """The series of a row: its family, its fit if the family has two at any strength, its variant.
 
     >>> rows = [{"family": "linear", "fit": "task"}, {"family": "linear", "fit": "direct"}]
     >>> [series_of(rows)(row) for row in rows], series_of(rows[:1])(rows[0])
     (['full, task loss', 'full, least squares'], 'full')
     """
-    fits = {kind: {row["fit"] for row in some} for kind, some in by(rows, _kind).items()}
+    fits = {kind: {row["fit"] for row in some} for kind, some in grouped(rows, _kind).items()}
 
     def name(row: Row) -> str:
         fit = FITS[row["fit"]] if len(fits[_kind(row)]) > 1 else ""
@@ -64,20 +61,20 @@ def series_of(rows: Iterable[Row]) -> Callable[[Row], str]:
 
 
 def _kind(row: Row) -> str:
-    """The family, whatever its strength."""
+    """The family without its strength."""
     return family_name(row).partition(" = ")[0]
 
 
 def group_of(plan: Mapping[str, Any]) -> Callable[[Row], str]:
-    """What the networks of a row are called: "width 2" where an option varies, or what the front was trained on."""
-    if plan["networks"].get("trained_on"):  # results of before have no such entry
+    """The name of the networks of a row: "width 2" if an option varies, else the training data of the front."""
+    if plan["networks"].get("trained_on"):  # older results lack the entry
         return lambda row: row["front_group"]
     (option,) = plan["networks"]["vary"]
     return lambda row: f"{option} {row['front_group']:g}"
 
 
 def places(rows: Iterable[Row]) -> dict[str, str]:
-    """Label → label with a star where values go around the cut, in the order of the network."""
+    """Label → label, with a star if a skip connection bypasses the place, in the order of the network."""
     return {row["label"]: row["label"] + ("*" if row["skip"] != "none" else "") for row in rows}
 
 
@@ -85,21 +82,13 @@ def label_of(row: Row) -> str:
     return row["label"]
 
 
-def by(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-    """Rows under the value of a key, in the order of their coming."""
-    found: dict[Any, list[Row]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
-
-
 def values(rows: Iterable[Row], what: str) -> list[float]:
-    """A number of all rows that have it, as it is shown."""
+    """A number of all rows that have it, in its unit."""
     return [float(NUMBERS[what][1] * row[what]) for row in rows if row.get(what) is not None]
 
 
 def curves(rows: Iterable[Row], name: str) -> tuple[str, list[dict[int, float]]]:
-    """A number over the training of each row: the name of its clock, and time → value.
+    """A number over the training of each row: the unit of time, and time → value.
 
     >>> curves([{"history": [{"step": 0, "r2": 0.5}, {"epoch": 1, "loss": 2.0}]}], "loss")
     ('epoch', [{1: 2.0}])
@@ -113,33 +102,18 @@ def curves(rows: Iterable[Row], name: str) -> tuple[str, list[dict[int, float]]]
 
 
 def weights(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows by the weight of the CKA in their loss, in words; no words where there is one weight only."""
-    found = by(rows, lambda row: row["cka"])
+    """Rows by the weight of the CKA in their loss, in words; empty if there is one weight only."""
+    found = grouped(rows, lambda row: row["cka"])
     return {f"weight {weight:g}" if len(found) > 1 else "": some for weight, some in found.items()}
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the rows of stitches say in numbers, by the form of the figure: series → place → one value per pair.
+# -- Numbers by the form of the figure: series → place → one value per pair --
 
 
-PlanTable = Mapping[str, Any]
-#: Where a number stands for all layers together.
+#: The place of a number of all layers.
 ALL = "all layers"
-#: From this share of zeros on, a map counts as sparse.
+#: Least shares of zeros of a sparse map.
 SPARSE = (0.5, 0.8)
-
-
-def gathered(points: Iterable[tuple[str, str, list[float]]]) -> Numbers:
-    """Values under their series and place.
-
-    >>> gathered([("full", "3", [1.0]), ("full", "3", [2.0]), ("rank 1", "6", [])])
-    {'full': {'3': [1.0, 2.0]}}
-    """
-    found: Numbers = {}
-    for series, label, some in points:
-        if some:
-            found.setdefault(series, {}).setdefault(label, []).extend(some)
-    return found
 
 
 def each(rows: Sequence[Row], what: str, series: Callable[[Row], str]) -> Iterator[tuple[str, str, list[float]]]:
@@ -155,7 +129,7 @@ def layers(plan: PlanTable, rows: Sequence[Row]) -> Numbers:
 def penalties(plan: PlanTable, rows: Sequence[Row]) -> Numbers:
     """The same; those of the last epoch beside those of the best; and means inside and outside of residual blocks.
 
-    The best epoch is chosen on the images that the penalty is reported of, so it flatters; the last one does not.
+    The best epoch is selected on the test images, so its penalty is biased; that of the last epoch is not.
     """
     found, series, what = layers(plan, rows), series_of(rows), plan["settings"]["what"]
     if what == "best_penalty":
@@ -170,24 +144,24 @@ def _blocks(
     rows: Sequence[Row], what: str, series: Callable[[Row], str]
 ) -> Iterator[tuple[str, str, list[float]]]:  # fmt: skip
     """Per pair, the mean over the places inside of blocks, and over those outside."""
-    kinds = by(rows, lambda row: (series(row), "outside" if row["skip"] == "none" else "inside", row["pair"]))
+    kinds = grouped(rows, lambda row: (series(row), "outside" if row["skip"] == "none" else "inside", row["pair"]))
     for (name, where, _), some in kinds.items():
         held = values(some, what)
         yield f"{name}, {where} blocks", ALL, [fmean(held)] if held else []
 
 
 def slopes(plan: PlanTable, rows: Sequence[Row]) -> Numbers:
-    """Of networks of one slope: their penalties, and how far these reach from layer to layer."""
+    """Penalties of networks of one slope, and their range over layers."""
     same = [row for row in rows if row["front_group"] == row["back_group"]]
     name, what = group_of(plan), plan["settings"]["what"]
     found = gathered(each(same, what, name))
-    pairs = by(same, lambda row: (name(row), row["pair"]))
+    pairs = grouped(same, lambda row: (name(row), row["pair"]))
     reaches = ((f"{slope}, reach", ALL, values(some, what)) for (slope, _), some in pairs.items())
     return found | gathered((series, label, [max(held) - min(held)]) for series, label, held in reaches if held)
 
 
 def histograms(plan: PlanTable, rows: Sequence[Row]) -> Numbers:
-    """Per layer, in how many of a hundred pairs each α was chosen."""
+    """Per layer, the percentage of pairs for which each α was chosen."""
     return gathered(
         (f"layer {row['label']}", f"{alpha:g}", [100.0 * (row["alpha"] == alpha)])
         for row in rows
@@ -197,7 +171,7 @@ def histograms(plan: PlanTable, rows: Sequence[Row]) -> Numbers:
 
 
 def sparsity(plan: PlanTable, rows: Sequence[Row]) -> Numbers:
-    """The number of each strength, its zeros in per cent, and the best of the sparse maps of each fit."""
+    """The number of each strength, its zeros in percent, and the best of the sparse maps of each fit."""
     series, what = series_of(rows), plan["settings"]["what"]
     zeros = ((f"{series(row)}, zeros", row["label"], [100 * float(row["sparsity"])]) for row in rows)
     return layers(plan, rows) | gathered(zeros) | gathered(_sparse(rows, what))
@@ -207,7 +181,7 @@ def _sparse(rows: Sequence[Row], what: str) -> Iterator[tuple[str, str, list[flo
     best = min if what in ("penalty", "best_penalty") else max
     for least in SPARSE:
         held = [row for row in rows if row["family"].startswith("sparse") and row["sparsity"] >= least]
-        for (fit, label, _), some in by(held, lambda row: (row["fit"], row["label"], row["pair"])).items():
+        for (fit, label, _), some in grouped(held, lambda row: (row["fit"], row["label"], row["pair"])).items():
             yield f"{FITS[fit]}, {least:.0%} zeros or more", label, [best(values(some, what))]
 
 
@@ -221,7 +195,7 @@ def groups(plan: PlanTable, rows: Sequence[Row]) -> Numbers:
 def starts(plan: PlanTable, rows: Sequence[Row]) -> Numbers:
     """One series per start, and the worst of each."""
     what = plan["settings"]["what"]
-    kinds = by(rows, lambda row: (STARTS[row["start"]], row["label"], row["pair"]))
+    kinds = grouped(rows, lambda row: (STARTS[row["start"]], row["label"], row["pair"]))
     worst = ((f"{start}, worst", label, [min(values(some, what))]) for (start, label, _), some in kinds.items())
     return gathered(each(rows, what, lambda row: STARTS[row["start"]])) | gathered(worst)
 
@@ -237,7 +211,7 @@ def iterations(plan: PlanTable, rows: Sequence[Row]) -> Numbers:
 
 
 def _weighted(rows: Sequence[Row], name: str) -> Callable[[Row], str]:
-    """A name with the weight of the CKA, where there are several."""
+    """A name with the weight of the CKA, if there are several."""
     words = {some[0]["cka"]: word for word, some in weights(rows).items()}
     return lambda row: ", ".join(word for word in (words[row["cka"]], name) if word)
 

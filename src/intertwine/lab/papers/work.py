@@ -1,6 +1,4 @@
-"""What an experiment kind is handed: data, groups and pairs of networks (trained, untrained or published), and a cache
-of rows per pair.
-"""
+"""The work of an experiment: its data, groups and pairs of networks (trained, untrained or published), cached rows."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from intertwine.checkpoints.weights import fill, read_checkpoint
 from intertwine.errors import InputError
@@ -30,24 +28,21 @@ from intertwine.lab.zoo.networks.registry import build
 from intertwine.lab.zoo.recipe import recipe
 from intertwine.lab.zoo.training import train
 
-# ----------------------------------------------------------------------------------------------------
-# Networks that others trained and published: the ten Tiny-10 of Csiszárik et al. 2021, seen with their own colours.
-
-
-#: Mean and deviation of the three colours, as the networks saw them in training.
+Progress = Callable[[str], None]
+#: Mean and deviation of the three colours in the training of published networks: the Tiny-10 of Csiszárik et al. 2021.
 COLOURS = {"tiny10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
 
 
 @dataclass(frozen=True)
 class PublishedNetworks:
-    """The networks of one architecture, in the folder of the data or wherever data sets are looked for."""
+    """Published networks of one architecture, in the data folder or the usual folders of data sets."""
 
     name: str
     folder: Path | None = None
 
     @property
     def files(self) -> dict[int, Path]:
-        """Seed → its file, from the first folder that has any; empty where none has.
+        """Seed → its file, from the first folder that has any.
 
         >>> PublishedNetworks("nothing").files
         {}
@@ -63,7 +58,7 @@ class PublishedNetworks:
         file = self.files.get(seed)
         if file is None:
             raise InputError(
-                f"The published network {self.name} of seed {seed} was asked for, but there is no "
+                f"The published network {self.name} of seed {seed} is missing: there is no "
                 f"{self.name}/seed{seed}.safetensors in {', '.join(map(str, places(self.folder)))}. Set "
                 f"INTERTWINE_DATA to the folder that holds {self.name}/seed0.safetensors and so on."
             )
@@ -72,31 +67,24 @@ class PublishedNetworks:
         fill(model, read_checkpoint(file), str(file))
         return model.eval()
 
-    def seen(self, data: Dataset) -> Dataset:
-        """The data with the colours the networks know."""
+    def normalised(self, data: Dataset) -> Dataset:
+        """The data with the colours of the networks' training."""
         mean, deviation = COLOURS[self.name]
         return data.normalised([255 * value for value in mean], [255 * value for value in deviation])
 
 
-# ----------------------------------------------------------------------------------------------------
-# The networks of an experiment: its groups, its pairs, its data, and their training where they are not there yet.
-
-
-Tell = Callable[[str], None]
-
-
 @runtime_checkable
 class NetworkSource(Protocol):
-    """Where networks come from: a `Zoo`, or what others published."""
+    """A source of networks: a `Zoo`, published or untrained networks."""
 
     def seed(self, seed: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
 class NetworkGroup:
-    """Networks of one kind: the value of what varies (None where nothing does), and their folder.
+    """Networks of one kind: the value of the option that varies (None if none does), and their folder.
 
-    `trained_on`: the entries of the data they were trained on where that varies; none for networks never trained.
+    `trained_on`: the entries of their training data, if that varies; empty for networks that are not trained.
     """
 
     value: Any
@@ -106,13 +94,13 @@ class NetworkGroup:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What tells its networks from those of other groups, as plain data."""
+        """The settings that distinguish the group from others, as plain data."""
         return self.options if self.trained_on is None else {"options": self.options, "data": dict(self.trained_on)}
 
 
 @dataclass(frozen=True)
 class Untrained:
-    """Networks as they would begin their training."""
+    """Networks at initialisation."""
 
     architecture: str
     options: Mapping[str, Any]
@@ -138,7 +126,7 @@ class NetworkPair:
 def networks_of(plan: ExperimentPlan) -> Networks:
     """The table [networks] of a plan that needs one."""
     if plan.networks is None:
-        raise InputError(f"{plan.name} does not say which networks: it lacks the table [networks].")
+        raise InputError(f"The plan {plan.name} lacks the table [networks].")
     return plan.networks
 
 
@@ -148,9 +136,9 @@ def groups(plan: ExperimentPlan) -> list[NetworkGroup]:
     name = f"{plan.scale}/{networks.name}" if plan.scale != "paper" else networks.name
     options = dict(networks.options)
     if networks.trained_on:
+        slugs = {words: "-".join(re.findall("[a-z0-9]+", words.lower())) for words in networks.trained_on}
         return [
-            NetworkGroup(words, f"{name}-{_slug(words)}", options, entries)
-            for words, entries in networks.trained_on.items()
+            NetworkGroup(words, f"{name}-{slugs[words]}", options, data) for words, data in networks.trained_on.items()
         ]
     if not networks.vary:
         return [NetworkGroup(None, name, options)]
@@ -158,19 +146,10 @@ def groups(plan: ExperimentPlan) -> list[NetworkGroup]:
     return [NetworkGroup(value, f"{name}-{option}{value:g}", options | {option: value}) for value in values]
 
 
-def _slug(words: str) -> str:
-    """Words as the name of a folder.
-
-    >>> _slug("MNIST, turned")
-    'mnist-turned'
-    """
-    return "-".join(re.findall("[a-z0-9]+", words.lower()))
-
-
 def pairs(plan: ExperimentPlan) -> list[NetworkPair]:
     """The pairs of a plan. With the same seed, more pairs begin with the same ones."""
     if plan.pairs is None:
-        raise InputError(f"{plan.name} does not say which pairs: it lacks the table [pairs].")
+        raise InputError(f"The plan {plan.name} lacks the table [pairs].")
     chosen, pool, size = plan.pairs, networks_of(plan).pool, len(groups(plan))
     needed = {"random": 2, "self": chosen.count}.get(chosen.choose, 2 * chosen.count)
     if pool < needed:
@@ -200,32 +179,33 @@ def _drawn(choose: str, count: int, pool: int, seed: int) -> Iterator[tuple[int,
             yield (i, i) if choose == "self" else (2 * i, 2 * i + 1)
 
 
-def read_data(asked: Data, folder: Path | None = None) -> Dataset:
-    """The data set of a plan, enlarged, turned and cut short where the plan says so."""
-    found = find_data(asked.name, folder)
-    if asked.enlarge > 1:
-        found = _remade(
-            found, f"×{asked.enlarge}",
-            lambda part: part.repeat_interleave(asked.enlarge, 1).repeat_interleave(asked.enlarge, 2),
-        )  # fmt: skip
-    if asked.turns:
-        found = _remade(found, f", turned {asked.turns}", lambda part: part.rot90(asked.turns, (1, 2)).contiguous())
-    return found if asked.train is None and asked.test is None else found.subset(asked.train, asked.test)
-
-
-def _remade(data: Dataset, mark: str, change: Callable[[Tensor], Tensor]) -> Dataset:
-    """The same data with other images. They are (count, rows, columns, colours)."""
-    parts = (change(data.images), data.labels), (change(data.test_images), data.test_labels)
-    return Dataset.of(data.name + mark, *parts, data.mean, data.std, data.classes)
+def read_data(spec: Data, folder: Path | None = None) -> Dataset:
+    """The data set of a plan, enlarged, rotated and truncated as specified."""
+    found, name = find_data(spec.name, folder), ""
+    images = [found.images, found.test_images]  # (count, rows, columns, colours)
+    if spec.enlarge > 1:
+        name += f"×{spec.enlarge}"
+        images = [part.repeat_interleave(spec.enlarge, 1).repeat_interleave(spec.enlarge, 2) for part in images]
+    if spec.turns:
+        name += f", turned {spec.turns}"
+        images = [part.rot90(spec.turns, (1, 2)).contiguous() for part in images]
+    if name:
+        train, test = zip(images, (found.labels, found.test_labels), strict=True)
+        found = Dataset.of(found.name + name, train, test, found.mean, found.std, found.classes)
+    return found if spec.train is None and spec.test is None else found.subset(spec.train, spec.test)
 
 
 def trained(
-    plan: ExperimentPlan, data: Dataset, folder: Path, device: torch.device, tell: Tell, data_folder: Path | None = None
+    plan: ExperimentPlan,
+    data: Dataset,
+    folder: Path,
+    device: torch.device,
+    progress: Progress,
+    data_folder: Path | None = None,
 ) -> list[NetworkSource]:
-    """The networks of every group that are in a pair, trained where they are not yet.
+    """The networks of every group that are in a pair; missing ones are trained.
 
-    `data`: what they are trained on, where the group does not say it. `data_folder`: where data sets are, and networks
-    that others published.
+    `data`: the training data of groups without their own. `data_folder`: of data sets and published networks.
     """
     found: list[NetworkSource] = []
     networks = networks_of(plan)
@@ -238,40 +218,36 @@ def trained(
             continue
         ends = [end for pair in pairs(plan) for end in (pair.front, pair.back)]
         seeds = sorted({seed for place, seed in ends if place == number})
-        tell(f"training {len(seeds)} networks {group.folder}")
-        held = folder / group.folder
+        progress(f"training {len(seeds)} networks {group.folder}")
+        zoo = folder / group.folder
         own = read_data(Data(**group.trained_on), data_folder) if group.trained_on else data
         found.append(
             train(
-                networks.architecture, seeds=seeds, data=own, out=held, recipe=networks.recipe, options=group.options,
-                device=str(device), precision=precision_there(held), select=networks.select, **networks.changes,
+                networks.architecture, seeds=seeds, data=own, out=zoo, recipe=networks.recipe, options=group.options,
+                device=str(device), precision=precision_there(zoo), select=networks.select, **networks.changes,
             )
         )  # fmt: skip
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
-# Work: what a kind of experiment is handed. What is found of a pair is kept, so that a stopped run goes on.
-
-
 @dataclass(frozen=True)
 class Work:
-    """A plan, the folder of its networks and of what was found, and the device. `tell` is called with what is done."""
+    """A plan, the folder of its networks and cached rows, and the device. `progress` is called with every step."""
 
     plan: ExperimentPlan
     folder: Path
     device: torch.device
-    tell: Tell = lambda doing: None
+    progress: Progress = lambda step: None
     data_folder: Path | None = None
 
     @cached_property
     def data(self) -> Dataset:
-        """The data set as the networks see it."""
+        """The data set with the normalisation of the networks."""
         if self.plan.data is None:
-            raise InputError(f"{self.plan.name} does not say which data: it lacks the table [data].")
+            raise InputError(f"The plan {self.plan.name} lacks the table [data].")
         found, networks = read_data(self.plan.data, self.data_folder), self.plan.networks
         if networks is not None and networks.published:
-            return PublishedNetworks(networks.published).seen(found)
+            return PublishedNetworks(networks.published).normalised(found)
         if networks is not None and recipe(networks.recipe, **networks.changes).normalise == "unit":
             return found.normalised([0] * found.shape[0], [255] * found.shape[0])
         return found
@@ -283,9 +259,9 @@ class Work:
 
     @cached_property
     def sources(self) -> list[NetworkSource]:
-        """The networks of every group, trained where they are not yet."""
-        with torch.enable_grad():  # whoever asks may be measuring without gradients
-            return trained(self.plan, self.data, self.folder, self.device, self.tell, self.data_folder)
+        """The networks of every group; missing ones are trained."""
+        with torch.enable_grad():  # the caller may have turned gradients off
+            return trained(self.plan, self.data, self.folder, self.device, self.progress, self.data_folder)
 
     def network(self, end: tuple[int, int]) -> nn.Module:
         """One end of a pair, in eval mode on the device."""
@@ -294,40 +270,36 @@ class Work:
 
     def per_pair(
         self,
-        find: Callable[[NetworkPair, Path], Iterable[Row]],
-        asked: Callable[[NetworkPair], Mapping[str, Any]] = lambda pair: {},
+        measure: Callable[[NetworkPair, Path], Iterable[Row]],
+        more: Callable[[NetworkPair], Mapping[str, Any]] = lambda pair: {},
     ) -> list[Row]:
-        """The rows of all pairs, read from their files where they were found before.
+        """The rows of all pairs; rows of an earlier run are read from their files.
 
         Args:
-            find: gives the rows of a pair, and may keep things of its own in the folder it is handed.
-            asked: what the rows of a pair depend on besides data, networks and the settings of the plan.
+            measure: returns the rows of a pair; it may write files of its own to the folder it is given.
+            more: settings that the rows of a pair depend on besides data, networks and the settings of the plan.
         """
         values = [group.value for group in groups(self.plan)]
         all_pairs, found = pairs(self.plan), []
         for pair in all_pairs:
-            self.tell(f"{self.plan.kind}, pair {pair.number + 1} of {len(all_pairs)}")
+            self.progress(f"{self.plan.kind}, pair {pair.number + 1} of {len(all_pairs)}")
             about = {"pair": pair.number, "front_seed": pair.front[1], "back_seed": pair.back[1]}
             about |= {"front_group": values[pair.front[0]], "back_group": values[pair.back[0]]}
-            found += [about | row for row in self._kept(pair, find, asked(pair))]
+            key = self._key(pair) | dict(more(pair))
+            own = self.folder / "found" / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+            file = own / "rows.json"
+            if file.is_file():
+                rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+            else:
+                rows = list(measure(pair, own))
+                own.mkdir(parents=True, exist_ok=True)
+                write_json(file, {"asked": key, "rows": rows})
+            found += [about | row for row in rows]
         return found
 
-    def _kept(
-        self, pair: NetworkPair, find: Callable[[NetworkPair, Path], Iterable[Row]], more: Mapping[str, Any]
-    ) -> list[Row]:
-        asked = self._asked(pair) | dict(more)
-        own = self.folder / "found" / hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-        file = own / "rows.json"
-        if file.is_file():
-            return json.loads(file.read_text(encoding="utf-8"))["rows"]
-        rows = list(find(pair, own))
-        own.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"asked": asked, "rows": rows})
-        return rows
-
-    def _asked(self, pair: NetworkPair) -> dict[str, Any]:
-        """Everything that the rows of a pair depend on; names of folders and of figures are not among it."""
-        own = ("name", "pool", "vary", "options", "trained_on")  # those of each end are given below
+    def _key(self, pair: NetworkPair) -> dict[str, Any]:
+        """Everything that the rows of a pair depend on, without names of folders and forms of figures."""
+        own = ("name", "pool", "vary", "options", "trained_on")  # given below for each end
         networks = {name: value for name, value in asdict(self.plan.networks).items() if name not in own}  # pyrefly: ignore
         ends = [[groups(self.plan)[place].about, seed] for place, seed in (pair.front, pair.back)]
         settings = {name: value for name, value in asdict(self.plan.settings).items() if name not in ("form", "what")}

@@ -16,9 +16,6 @@ from intertwine.measure.streaming import Summary
 from intertwine.stitch.direct import NOISE, LinearMap, PairMoments
 from intertwine.stitch.result import Stitch, summary
 
-# ----------------------------------------------------------------------------------------------------
-# R² of maps between two sets of features, from their moments alone: of the best map, and of a given one.
-
 
 def r2_map(moments: PairMoments, fitted: LinearMap) -> float:
     """R² of a given map: 1 − ‖map(A) − B‖²/‖B − mean of B‖², from the moments alone. It has no lower bound.
@@ -53,10 +50,6 @@ def r2_map(moments: PairMoments, fitted: LinearMap) -> float:
     if fitted.bias is not None:
         offset = offset + fitted.bias.detach().to(offset)
     return float(1 - (spread + moments.count * offset.square().sum()) / total)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Baselines: what a traced similarity is over many stitches, to compare single ones with.
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.linalg import subspace_angles
@@ -16,14 +16,6 @@ from intertwine.connect.connectivity import connectivity
 from intertwine.data.batches import check_readable_again
 from intertwine.data.weights import check_same_architecture
 from intertwine.errors import InputError
-
-if TYPE_CHECKING:
-    pass
-
-
-# ----------------------------------------------------------------------------------------------------
-# Principal angles between the main directions of two networks' weights: what they read, and what they write.
-
 
 TIE = 1e-9  # of the largest singular value: nearer ones have no order, so the first k have no subspace
 
