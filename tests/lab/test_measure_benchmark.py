@@ -245,5 +245,5 @@ def test_groups_that_lie_apart_are_told_apart_and_a_constant_tells_nothing() -> 
 
 
 def test_a_table_of_another_size_is_refused() -> None:
-    with pytest.raises(InputError, match=r"shape \(2, 2\) but there are 3 members of groups. Pass one row"):
+    with pytest.raises(InputError, match=r"shape \(2, 2\), but there are 3 members of groups. Pass one row"):
         group_separation("t", np.zeros((2, 2)), list("aab"))

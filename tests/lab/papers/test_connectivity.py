@@ -65,7 +65,7 @@ def test_spawned_networks_share_their_recipe_but_not_their_folder_with_independe
     [
         (
             {"form": "feature"},
-            "Unknown form 'feature'. Did you mean 'features'? Choose one of: features, conditions, factors",
+            "Unknown form 'feature'. Did you mean 'features', 'factors'? Choose one of: features",
         ),
         (
             {"form": "features", "ways": ["spawn"]},

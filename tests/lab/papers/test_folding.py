@@ -88,7 +88,7 @@ def test_plans_share_their_networks() -> None:
         ({"measure": "curve"}, "Unknown measure 'curve'. Did you mean 'curves'? Choose one of: curves, distances"),
         (
             {"measure": "curves", "rules": ["printed"]},
-            "Unknown rule 'printed'. Did you mean 'as printed'? Choose one of: as printed, as published",
+            "Unknown rule 'printed'. Did you mean 'as printed', 'corrected'? Choose one of: as printed",
         ),
         ({"measure": "curves", "methods": ["prune"]}, "Choose one of: fold_to, prune, L1"),
     ],

@@ -383,7 +383,7 @@ def test_the_figure_of_the_thesis(tmp_path: Path) -> None:
 def test_a_point_has_three_coordinates(tmp_path: Path) -> None:
     text = (plans_folder() / f"{NAME}.toml").read_text(encoding="utf-8")
     (tmp_path / "flat.toml").write_text(text.replace("r = [1.4, -3.0, 5.6]", "r = [1.4, -3.0]", 1), encoding="utf-8")
-    with pytest.raises(InputError, match="the point 'r' has 2 coordinates; it must have three"):
+    with pytest.raises(InputError, match="the point 'r' has 2 coordinates, but the figure has three axes"):
         read_plan(tmp_path / "flat.toml")
 
 

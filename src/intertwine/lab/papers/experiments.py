@@ -139,7 +139,7 @@ def _tests(claim: Mapping[str, Any], numbers: Numbers) -> Iterator[tuple[str, bo
     bound = claim.get("below", claim.get("above"))
     if "rising" not in claim and ("series" not in claim or bound is None):
         raise InputError(
-            f"The claim {claim['says']!r} has no test. Add rising = [...], or a series with below or above."
+            f"The claim {claim['says']!r} has no test. Add rising, or a series with below or above."
         )
     series = _compared(claim)
     means = {name: {label: fmean(some) for label, some in numbers.get(name, {}).items() if some} for name in series}
