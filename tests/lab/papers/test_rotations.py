@@ -14,8 +14,7 @@ from torch.nn import functional
 
 import intertwine as it
 from intertwine.errors import InputError
-from intertwine.inspect.rotation import rotation
-from intertwine.inspect.rotation import haar_orthogonal
+from intertwine.inspect.rotation import haar_orthogonal, rotation
 from intertwine.lab.papers.experiments import ExperimentResult, find, plans_folder, read_result, reproduce
 from intertwine.lab.papers.plan import read_plan
 from intertwine.lab.papers.rotations import DISSECTION, WITH, WITHOUT

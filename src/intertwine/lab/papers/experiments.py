@@ -138,9 +138,7 @@ def _claim(claim: Mapping[str, Any], numbers: Numbers) -> Claim:
 def _tests(claim: Mapping[str, Any], numbers: Numbers) -> Iterator[tuple[str, bool]]:
     bound = claim.get("below", claim.get("above"))
     if "rising" not in claim and ("series" not in claim or bound is None):
-        raise InputError(
-            f"The claim {claim['says']!r} has no test. Add rising, or a series with below or above."
-        )
+        raise InputError(f"The claim {claim['says']!r} has no test. Add rising, or a series with below or above.")
     series = _compared(claim)
     means = {name: {label: fmean(some) for label, some in numbers.get(name, {}).items() if some} for name in series}
     shared = [label for label in means[series[0]] if all(label in one for one in means.values())]
