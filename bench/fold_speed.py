@@ -61,7 +61,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 def floor(prepared: PreparedModel, options: Options) -> float:
     """Seconds for one Gram matrix per wire, which any way to know all distances has to make."""
     measured = MergeState(prepared.wires, options).measured
-    rows = [[feature_slices(s.piece.data, s.dim).numpy() for s in wire.sites if measured(s)] for wire in prepared.wires]
+    rows = [[feature_slices(s.block.data, s.dim).numpy() for s in wire.slots if measured(s)] for wire in prepared.wires]
 
     def grams() -> None:
         for wire in rows:

@@ -170,15 +170,9 @@ def test_an_input_that_is_not_understood(nets: str, text: str) -> None:
     ("inputs", "message"),
     [
         (["2x5"], r"forward of .*mlp raises RuntimeError when called with float32 2×5: mat1 and mat2 shapes"),
-        (
-            ["int:2x3"],
-            r"raises RuntimeError when called with int64 2×3: .* such as --input 1x3x224x224",
-        ),
+        (["int:2x3"], r"raises RuntimeError when called with int64 2×3: .* such as --input 1x3x224x224"),
         (["2x3", "2x3"], r"raises TypeError when called with float32 2×3, float32 2×3"),
-        (
-            ["x=2x3"],
-            r"raises TypeError when called with x: float32 2×3: .* unexpected keyword argument 'x'",
-        ),
+        (["x=2x3"], r"raises TypeError when called with x: float32 2×3: .* unexpected keyword argument 'x'"),
     ],
 )
 def test_an_input_the_model_does_not_take(nets: str, inputs: list[str], message: str) -> None:
@@ -372,11 +366,7 @@ CLIP = {"projection_dim": 8, "vision_config": PICTURE, "text_config": {**SMALL, 
             "BartForConditionalGeneration",
             ("input_ids: int64 1×16", "decoder_input_ids: int64 1×16"),
         ),
-        (
-            {"model_type": "clip", **CLIP},
-            "CLIPModel",
-            ("input_ids: int64 1×16", "pixel_values: float32 1×3×32×32"),
-        ),
+        ({"model_type": "clip", **CLIP}, "CLIPModel", ("input_ids: int64 1×16", "pixel_values: float32 1×3×32×32")),
     ],
     ids=["image", "named class", "two parts", "two towers"],
 )

@@ -193,14 +193,7 @@ def test_what_is_refused_has_exit_code_2(
     assert "Traceback" not in said.err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "inspect",
-        "canonicalize",
-        "study run",
-    ],
-)
+@pytest.mark.parametrize("words", ["inspect", "canonicalize", "study run"])
 def test_a_no_has_exit_code_1_and_is_json_too(
     words: str,
     places: dict[str, str],

@@ -1,4 +1,4 @@
-"""The command line: `study run`, what it prints and writes, its exit codes and refusals."""
+"""`intertwine study run` and `intertwine report`: output, files, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from intertwine.errors import InputError
 from intertwine.lab.study.executors import EXECUTORS as KNOWN
 from intertwine.lab.study.store import Store
 
-# ----------------------------------------------------------------------------------------------------
-# The command line: `study run`, what it prints and writes, its exit codes and refusals.
-
+# -- study run ---------------------------------------------------------------------------------------------------------
 
 pytest.importorskip("polars")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -118,9 +116,7 @@ def test_help_needs_no_torch() -> None:
     assert "--executor" in told.stdout
 
 
-# ----------------------------------------------------------------------------------------------------
-# The command line: `report`, and `report.write` from a study, its folder and a table.
-
+# -- report ------------------------------------------------------------------------------------------------------------
 
 pytest.importorskip("polars")
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from intertwine import zoo
 from intertwine.cli import main
-from intertwine.cli import zoo as command
+from intertwine.cli.arguments import parse_option
 from intertwine.cli.output import duration
 from intertwine.lab.zoo.datasets.downloads import SOURCES, DownloadFile
 from intertwine.lab.zoo.manifest import read_manifest
@@ -192,7 +192,7 @@ def test_seeds_as_they_are_written(text: str, found: list[int]) -> None:
     ],
 )
 def test_options_as_they_are_written(text: str, found: tuple[str, Any]) -> None:
-    assert command.parse_option(text) == found
+    assert parse_option(text) == found
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Folding to a number of parameters or an accuracy: budgets kept, copies lost without a trace, errors in words."""
+"""Folding to a number of parameters or to an accuracy: budgets, copies merged without loss, error messages."""
 
 from typing import Any
 
@@ -151,7 +151,7 @@ def test_the_smallest_network_with_an_accuracy_003_F20() -> None:
     assert len(heard) > 8
     x = held_out[0][0]
     with pytest.raises(
-        InputError, match=r"at least 0\.5 was asked for, but the network itself has 0 on the held-out data"
+        InputError, match=r"accuracy of 0\.5 cannot be kept: the network itself has 0 on the held-out data"
     ):
         fold_to(model, X[:, :2], floor=0.5, held_out=[(x, model(x).argmin(1))])
     with pytest.raises(InputError, match="The held-out data has no classes"):
@@ -227,26 +227,29 @@ def test_random_inputs_that_are_no_pictures_are_white() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "neither was given"),
-        ({"parameters": 0.5, "floor": 0.5}, "both were given, parameters=0.5 and floor=0.5"),
-        ({"parameters": 0}, "parameters=0 was asked for. It is a share"),
-        ({"floor": 1.5, "held_out": []}, "floor=1.5 was asked for. It is an accuracy"),
-        ({"floor": 0.5}, "without data to measure it on. Pass held_out"),
-        ({"parameters": 0.5, "how": "absorbe"}, "how='absorbe' was asked for. Did you mean 'absorb"),
-        ({"parameters": 0.5, "statistics": "new"}, "statistics is one of 'keep', 'reset'"),
+        ({}, "neither is given"),
+        ({"parameters": 0.5, "floor": 0.5}, "both are given, parameters=0.5 and floor=0.5"),
+        ({"parameters": 0}, "parameters must be a share .* or a number of them, but is 0"),
+        ({"floor": 1.5, "held_out": []}, "floor must be an accuracy, above 0 and at most 1, but is 1.5"),
+        ({"floor": 0.5}, "floor needs data to measure the accuracy on. Pass held_out"),
+        ({"parameters": 0.5, "how": "absorbe"}, "Unknown how 'absorbe'. Did you mean 'absorb"),
+        ({"parameters": 0.5, "statistics": "new"}, "Unknown statistics 'new'. Choose one of: keep, reset"),
         ({"parameters": 0.5, "statistics": "reset"}, "Pass some as data, or keep the statistics"),
-        ({"parameters": 3}, "At most 3 of 583 parameters were asked for"),
-        ({"parameters": float("nan")}, "parameters=nan was asked for. It is a share"),
-        ({"parameters": float("inf")}, "parameters=inf was asked for. It is a share"),
-        ({"floor": float("nan"), "held_out": []}, "floor=nan was asked for. It is an accuracy"),
+        ({"parameters": 3}, "3 of 583 parameters cannot be reached"),
+        ({"parameters": float("nan")}, "or a number of them, but is nan"),
+        ({"parameters": float("inf")}, "or a number of them, but is inf"),
+        ({"floor": float("nan"), "held_out": []}, "floor must be an accuracy, above 0 and at most 1, but is nan"),
         ({"parameters": 0.5, "data": []}, "The data holds no samples. Pass at least one batch"),
         ({"parameters": 0.5, "data": [(X[:0], None)]}, "The data holds no samples. Pass at least one batch"),
         ({"floor": 0.1, "held_out": []}, "The held-out data holds no samples. Pass at least one batch"),
         ({"floor": 0.1, "held_out": iter([])}, "read for every size that is tried, but a generator can be read only"),
         ({"floor": 0.1, "held_out": X}, "data must be an iterable of .* batches; found a tensor"),
         ({"parameters": 0.5, "statistics": "reset", "data": iter([])}, "read more than once, but a generator can be"),
-        ({"parameters": 0.5, "held_out": []}, r"held_out was given, but parameters=0\.5 says how far to fold"),
-        ({"parameters": 0.5, "how": "merge", "data": []}, "data was given, but how='merge' compares weights alone"),
+        ({"parameters": 0.5, "held_out": []}, r"held_out has no effect, since parameters=0\.5 decides how far to fold"),
+        (
+            {"parameters": 0.5, "how": "merge", "data": []},
+            "data has no effect on how='merge', which compares weights alone",
+        ),
     ],
 )
 def test_what_cannot_be_asked_for(options: dict[str, Any], words: str) -> None:
@@ -280,9 +283,9 @@ def test_nothing_to_fold_and_tokens_are_named() -> None:
 
 def test_nothing_and_both_are_told_apart() -> None:
     net, x = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 3)
-    with pytest.raises(InputError, match="how far to fold; neither was given"):
+    with pytest.raises(InputError, match="how far to fold; neither is given"):
         fold_to(net, x)
-    with pytest.raises(InputError, match=r"both were given, parameters=0\.5 and floor=0\.9"):
+    with pytest.raises(InputError, match=r"both are given, parameters=0\.5 and floor=0\.9"):
         fold_to(net, x, parameters=0.5, floor=0.9)
     with pytest.raises(InputError, match="Fewer than one of 50 parameters"):
         fold_to(net, x, parameters=1e-4)

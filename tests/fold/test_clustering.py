@@ -1,4 +1,4 @@
-"""Folding by k-means: clusters against scipy and brute force, planted duplicates, seeds, widths and bad input."""
+"""Folding by clustering: k-means against scipy and brute force, activations against dense float64 features."""
 
 from importlib import import_module
 from itertools import product
@@ -18,7 +18,7 @@ from intertwine.data.batchnorm import reset_statistics
 from intertwine.errors import InputError
 from intertwine.fold.clustering import (
     StopRule,
-    _spread_out,
+    _initial_centers,
     compared_rows,
     fold_activations,
     fold_kmeans,
@@ -32,9 +32,7 @@ from intertwine.fold.merging import MergeState
 from intertwine.fold.options import Options
 from intertwine.fold.prepare import prepare
 
-# ----------------------------------------------------------------------------------------------------
-# Folding by k-means: clusters against scipy and brute force, planted duplicates, seeds, widths and bad input.
-
+# -- k-means -----------------------------------------------------------------------------------------------------------
 
 X = torch.randn(3, 4, dtype=torch.float64)
 
@@ -86,16 +84,16 @@ def test_no_cluster_is_empty_and_the_same_rows_go_together() -> None:
 def test_empty_clusters_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """All centers start in one place: k-means alone leaves all clusters but one empty."""
     kmeans = import_module("intertwine.fold.clustering")
-    monkeypatch.setattr(kmeans, "_spread_out", lambda rows, width, rng: np.full((width, 2), 100.0))
+    monkeypatch.setattr(kmeans, "_initial_centers", lambda rows, width, rng: np.full((width, 2), 100.0))
     rows = np.array([[0.0, 0], [0, 1], [9, 9], [9, 8], [-7, 0]])
     assert kmeans_labels(rows, 3).tolist() == [0, 0, 1, 1, 2]
 
 
-def test_starts_are_spread_out() -> None:
+def test_starts_are_initial_centers() -> None:
     """A crowd and two rows far away from it: each has a center from the start, whatever the seed."""
     rows = np.concatenate([1e-3 * np.random.default_rng(0).normal(size=(50, 2)), [[100.0, 0], [0, 100.0]]])
     for seed in range(10):
-        centers = _spread_out(rows, 3, np.random.default_rng(seed))
+        centers = _initial_centers(rows, 3, np.random.default_rng(seed))
         assert {(x > 50, y > 50) for x, y in centers.tolist()} == {(False, False), (True, False), (False, True)}
 
 
@@ -154,29 +152,27 @@ def test_a_share_is_one_of_every_wire_and_a_seed_says_which() -> None:
 def test_bad_input() -> None:
     for share in (0.0, 1.0, float("nan")):
         with pytest.raises(
-            InputError, match=r"widths=.* was asked for. It is the share of the features that every wire"
+            InputError, match=r"widths must be above 0 and below 1, the share of its features that every wire keeps"
         ):
             fold_kmeans(net(), X, widths=share)
-    with pytest.raises(InputError, match=r"A width was given for '4', which is no wire that can be folded.*are 0, 2\."):
+    with pytest.raises(InputError, match=r"A width is given for '4', which is no wire .*one of: 0, 2\."):
         fold_kmeans(net(), X, widths={"4": 2})
     for width in (0, 9):
-        with pytest.raises(InputError, match=rf"'0' was to keep {width} features; it has 8, and one must stay"):
+        with pytest.raises(InputError, match=rf"width of the wire '0' must be from 1 to 8, but is {width}"):
             fold_kmeans(net(), X, widths={"0": width})
-    with pytest.raises(InputError, match=r"repair='means' was asked for\. It is None or 'variances'"):
+    with pytest.raises(InputError, match=r"Unknown repair 'means'. Choose None or 'variances'"):
         fold_kmeans(net(), X, widths=0.5, repair="means")
-    with pytest.raises(InputError, match="restarts=0 was asked for"):
+    with pytest.raises(InputError, match="restarts must be at least 1, but is 0"):
         fold_kmeans(net(), X, widths=0.5, restarts=0)
     assert "nothing to fold" in repr(fold_kmeans(nn.Linear(4, 2).double(), X, widths=0.5))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Folding by activations: distances against dense float64 features, planted duplicates, statistics, and bad input.
+# -- Activations -------------------------------------------------------------------------------------------------------
+
+SAMPLES = torch.randn(40, 4, dtype=torch.float64)
 
 
-X_FOLD_ACTIVATIONS = torch.randn(40, 4, dtype=torch.float64)
-
-
-def net_fold_activations() -> Any:
+def perceptron() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2)).double()
 
@@ -189,17 +185,10 @@ def normed() -> Any:
 
 @pytest.mark.parametrize("at", ["post", "pre"])
 def test_inner_products_are_those_of_the_features(at: str) -> None:
-    model = net_fold_activations()
-    found = inner_products(
-        prepare(model, ((X_FOLD_ACTIVATIONS[:2],), {})),
-        [(X_FOLD_ACTIVATIONS[:15], None), (X_FOLD_ACTIVATIONS[15:], None)],
-        at,
-    )
+    model = perceptron()
+    found = inner_products(prepare(model, ((SAMPLES[:2],), {})), [(SAMPLES[:15], None), (SAMPLES[15:], None)], at)
     with torch.no_grad():
-        features = {
-            "0": model[: 1 + (at == "post")](X_FOLD_ACTIVATIONS),
-            "2": model[: 3 + (at == "post")](X_FOLD_ACTIVATIONS),
-        }
+        features = {"0": model[: 1 + (at == "post")](SAMPLES), "2": model[: 3 + (at == "post")](SAMPLES)}
     for name, values in features.items():
         assert np.allclose(found[name], (values.T @ values).numpy())
 
@@ -256,23 +245,23 @@ def test_planted_duplicates_are_merged_exactly_fold_activations(name: str) -> No
 
 def test_features_that_only_compute_the_same_are_found() -> None:
     """Rows that differ where the data never goes: no rule on weights would merge them."""
-    model = net_fold_activations()
+    model = perceptron()
     with torch.no_grad():
         model[0].weight[3, :3], model[0].bias[3] = model[0].weight[1, :3], model[0].bias[1]
-    x = X_FOLD_ACTIVATIONS.clone()
+    x = SAMPLES.clone()
     x[:, 3] = 0.0
     folded = fold_activations(model, [(x, None)], beta={"0": 1e-9})
     assert merged_sets(dict(folded.groups)) == {"0": {frozenset({1, 3})}, "2": set()}
     assert gap(model, folded.model, x) < 1e-12
-    assert gap(model, folded.model, X_FOLD_ACTIVATIONS) > 1e-3
+    assert gap(model, folded.model, SAMPLES) > 1e-3
 
 
 def test_labels_and_batches_play_no_part_and_the_model_stays() -> None:
-    model = net_fold_activations()
+    model = perceptron()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    runs: list[Any] = [
-        [(X_FOLD_ACTIVATIONS, torch.zeros(40))], [X_FOLD_ACTIVATIONS[:20], X_FOLD_ACTIVATIONS[20:]], (batch for batch in (X_FOLD_ACTIVATIONS[:30], X_FOLD_ACTIVATIONS[30:])), [(X_FOLD_ACTIVATIONS, "any word")],
-    ]  # fmt: skip
+    x = SAMPLES
+    batches = (batch for batch in (x[:30], x[30:]))
+    runs: list[Any] = [[(x, torch.zeros(40))], [x[:20], x[20:]], batches, [(x, "any word")]]
     folded = [fold_activations(model, data, widths=0.5) for data in runs]
     assert all(f.groups == folded[0].groups for f in folded)
     assert {n: w.after for n, w in folded[0].widths.items()} == {"0": 4, "2": 3}
@@ -295,8 +284,7 @@ def test_statistics_are_those_of_the_folded_network() -> None:
 
 def test_variances_can_be_repaired() -> None:
     plain, mended = (
-        fold_activations(net_fold_activations(), [X_FOLD_ACTIVATIONS], widths=0.5, repair=repair).model
-        for repair in (None, "variances")
+        fold_activations(perceptron(), [SAMPLES], widths=0.5, repair=repair).model for repair in (None, "variances")
     )
     lengths = [cast(Any, m)[0].weight.detach().norm() for m in (plain, mended)]
     assert lengths[1] > 1.05 * lengths[0]
@@ -304,29 +292,29 @@ def test_variances_can_be_repaired() -> None:
 
 def test_bad_input_fold_activations() -> None:
     with pytest.raises(InputError, match="Neither beta nor widths was given"):
-        fold_activations(net_fold_activations(), [X_FOLD_ACTIVATIONS])
+        fold_activations(perceptron(), [SAMPLES])
     with pytest.raises(InputError, match="Both beta and widths were given"):
-        fold_activations(net_fold_activations(), [X_FOLD_ACTIVATIONS], beta=0.1, widths=0.5)
-    with pytest.raises(InputError, match=r"beta=2\.0 was asked for"):
-        fold_activations(net_fold_activations(), [X_FOLD_ACTIVATIONS], beta=2.0)
-    with pytest.raises(InputError, match=r"widths=1\.0 was asked for"):
-        fold_activations(net_fold_activations(), [X_FOLD_ACTIVATIONS], widths=1.0)
-    with pytest.raises(InputError, match="A beta was given for '7'"):
-        fold_activations(net_fold_activations(), [X_FOLD_ACTIVATIONS], beta={"7": 0.5})
-    with pytest.raises(InputError, match="A width was given for '7'"):
-        fold_activations(net_fold_activations(), [X_FOLD_ACTIVATIONS], widths={"7": 5})
-    with pytest.raises(InputError, match="statistics='again' was asked for"):
-        fold_activations(normed(), [X_FOLD_ACTIVATIONS], widths=0.5, statistics="again")
+        fold_activations(perceptron(), [SAMPLES], beta=0.1, widths=0.5)
+    with pytest.raises(InputError, match=r"beta must be above 0 and below 1, but is 2\.0"):
+        fold_activations(perceptron(), [SAMPLES], beta=2.0)
+    with pytest.raises(InputError, match=r"widths must be above 0 and below 1.*but is 1\.0"):
+        fold_activations(perceptron(), [SAMPLES], widths=1.0)
+    with pytest.raises(InputError, match="A beta is given for '7'"):
+        fold_activations(perceptron(), [SAMPLES], beta={"7": 0.5})
+    with pytest.raises(InputError, match="A width is given for '7'"):
+        fold_activations(perceptron(), [SAMPLES], widths={"7": 5})
+    with pytest.raises(InputError, match="Unknown statistics 'again'"):
+        fold_activations(normed(), [SAMPLES], widths=0.5, statistics="again")
     with pytest.raises(InputError, match=r"has no BatchNorm layer with running statistics\. Leave it out"):
-        fold_activations(net_fold_activations(), [X_FOLD_ACTIVATIONS], widths=0.5, statistics="reset")
+        fold_activations(perceptron(), [SAMPLES], widths=0.5, statistics="reset")
     with pytest.raises(InputError, match="a generator can be read only once"):
-        fold_activations(normed(), iter([X_FOLD_ACTIVATIONS]), widths=0.5, statistics="reset")
+        fold_activations(normed(), iter([SAMPLES]), widths=0.5, statistics="reset")
     with pytest.raises(InputError, match="The data holds no batches"):
-        fold_activations(net_fold_activations(), [], widths=0.5)
+        fold_activations(perceptron(), [], widths=0.5)
     with pytest.raises(InputError, match="data must be an iterable"):
-        fold_activations(net_fold_activations(), X_FOLD_ACTIVATIONS, widths=0.5)
+        fold_activations(perceptron(), SAMPLES, widths=0.5)
     with pytest.raises(InputError, match="at='after' was asked for"):
-        fold_activations(net_fold_activations(), [X_FOLD_ACTIVATIONS], widths=0.5, at="after")
+        fold_activations(perceptron(), [SAMPLES], widths=0.5, at="after")
 
 
 def test_zoo_networks_fold() -> None:

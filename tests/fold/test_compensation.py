@@ -1,4 +1,4 @@
-"""Absorbing features: costs, order and coefficients against least squares on the samples themselves."""
+"""Least-squares compensation: costs, order and coefficients against least squares on the samples themselves."""
 
 import itertools
 from typing import Any

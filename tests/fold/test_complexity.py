@@ -1,4 +1,4 @@
-"""The complexity of layers: classes, equivalent and dead features told apart, against counts made by hand."""
+"""The number of different features per layer, and distance maps, against counts and formulas by hand."""
 
 import json
 from itertools import pairwise
@@ -30,9 +30,7 @@ from intertwine.fold.prepare import prepare
 from intertwine.fold.prune import prune
 from intertwine.fold.swaps import swap_barrier
 
-# ----------------------------------------------------------------------------------------------------
-# The complexity of layers: classes, equivalent and dead features told apart, against counts made by hand.
-
+# -- complexity --------------------------------------------------------------------------------------------------------
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 FAR: dict[str, Any] = {"beta": 1e-6, "rows": "mean"}  # only what is the same is merged
@@ -189,7 +187,7 @@ def test_what_complexity_says_003_F25() -> None:
         found["1"]
     assert repr(complexity(nn.Linear(4, 2).double(), X)) == "Complexity(no layer to measure; 1 skipped)"
     for share in (-0.1, 1.0, float("nan")):
-        with pytest.raises(InputError, match=r"dead=.* was asked for\. It is a share of the longest row, from 0 to"):
+        with pytest.raises(InputError, match=r"dead must be a share of the longest row, from 0 to below 1, but is"):
             complexity(net(), X, dead=share)
     assert complexity(net(), X, dead=0.0, **FAR)["0"].dead == 0
 
@@ -212,14 +210,12 @@ def test_complexity_of_a_folding_that_is_there_003_F25() -> None:
     assert Complexity.of(folded).layers == complexity(model, X, beta=0.3, rows="mean").layers
 
 
-# ----------------------------------------------------------------------------------------------------
-# `Complexity.of`: what a folding shows is what is measured directly; dead features, refusals, the picture.
+# -- Complexity.of -----------------------------------------------------------------------------------------------------
+
+SMALL_IMAGES = torch.randn(3, 1, 6, 6)
 
 
-X_FOLD_COMPLEXITY = torch.randn(3, 1, 6, 6)
-
-
-def net_fold_complexity() -> Any:
+def conv_net() -> Any:
     """With one feature twice, two that do not act, one of which nobody reads."""
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3)).eval()
@@ -235,10 +231,8 @@ def net_fold_complexity() -> Any:
 @pytest.mark.parametrize("options", [{}, PRINTED, PAPER_CODE], ids=["own", "printed", "paper-code"])
 @pytest.mark.parametrize("beta", [1e-6, 0.3, 0.7])
 def test_a_folding_has_the_complexity_that_is_measured(options: dict[str, Any], beta: float) -> None:
-    direct = complexity(net_fold_complexity(), X_FOLD_COMPLEXITY, beta=beta, **options)
-    found = Complexity.of(
-        fold(net_fold_complexity(), X_FOLD_COMPLEXITY, beta=beta, **options), norm=options.get("norm", "fold")
-    )
+    direct = complexity(conv_net(), SMALL_IMAGES, beta=beta, **options)
+    found = Complexity.of(fold(conv_net(), SMALL_IMAGES, beta=beta, **options), norm=options.get("norm", "fold"))
     assert found.layers == direct.layers
     assert found.skipped == direct.skipped
     assert found.beta is None
@@ -246,32 +240,34 @@ def test_a_folding_has_the_complexity_that_is_measured(options: dict[str, Any], 
 
 
 def test_groups_found_elsewhere_and_dead_features_003_F17() -> None:
-    folded = fold_groups(net_fold_complexity(), X_FOLD_COMPLEXITY, groups={"0": [(0, 1), (2, 5), (3, 4, 6)]})
+    folded = fold_groups(conv_net(), SMALL_IMAGES, groups={"0": [(0, 1), (2, 5), (3, 4, 6)]})
     (layer,) = Complexity.of(folded).layers
     # 2 and 5 are dead, and so is their group; 0 1, 3 4 6 and 7 are left
     assert (layer.width, layer.classes, layer.equivalent, layer.dead, layer.left) == (8, 3, 3, 2, 4)
     assert Complexity.of(folded, dead=0.0)["0"].dead == 1  # none but the one that nobody reads
-    merged = fold_to(net_fold_complexity(), X_FOLD_COMPLEXITY, parameters=0.7, how="merge")
+    merged = fold_to(conv_net(), SMALL_IMAGES, parameters=0.7, how="merge")
     assert Complexity.of(merged).beta == merged.betas
 
 
-@pytest.mark.parametrize("make", [
-    lambda: fold_to(net_fold_complexity(), X_FOLD_COMPLEXITY, parameters=0.7), lambda: prune(net_fold_complexity(), X_FOLD_COMPLEXITY, widths=0.5),
-], ids=["absorbed", "pruned"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [lambda: fold_to(conv_net(), SMALL_IMAGES, parameters=0.7), lambda: prune(conv_net(), SMALL_IMAGES, widths=0.5)],
+    ids=["absorbed", "pruned"],
+)
 def test_features_that_were_not_merged_are_refused(make: Any) -> None:
-    with pytest.raises(InputError, match=r"features were absorbed or removed in it, .* Take one that merges: fold"):
+    with pytest.raises(InputError, match=r"were absorbed or removed, not merged.* Use one that merges: fold"):
         Complexity.of(make())
 
 
 @pytest.mark.parametrize("dead", [1.0, -0.1, float("nan")])
 def test_the_range_of_dead_is_looked_at_everywhere(dead: float) -> None:
-    text = r"dead=.* was asked for. It is a share of the longest row, from 0 to below 1\."
-    folded = fold_groups(net_fold_complexity(), X_FOLD_COMPLEXITY, groups={"0": [(0, 1)]})
+    text = r"dead must be a share of the longest row, from 0 to below 1, but is"
+    folded = fold_groups(conv_net(), SMALL_IMAGES, groups={"0": [(0, 1)]})
     for call in (
-        lambda: dead_features(prepare(net_fold_complexity(), ((X_FOLD_COMPLEXITY,), {})).wires[0], dead),
-        lambda: complexity(net_fold_complexity(), X_FOLD_COMPLEXITY, dead=dead),
+        lambda: dead_features(prepare(conv_net(), ((SMALL_IMAGES,), {})).wires[0], dead),
+        lambda: complexity(conv_net(), SMALL_IMAGES, dead=dead),
         lambda: Complexity.of(folded, dead=dead),
-        lambda: swap_barrier(folded, [(X_FOLD_COMPLEXITY, torch.zeros(3, dtype=torch.long))], dead=dead),
+        lambda: swap_barrier(folded, [(SMALL_IMAGES, torch.zeros(3, dtype=torch.long))], dead=dead),
     ):
         with pytest.raises(InputError, match=text):
             call()
@@ -281,7 +277,7 @@ def test_the_legend_does_not_cover_the_bars() -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = complexity(net_fold_complexity(), X_FOLD_COMPLEXITY, beta=0.3).plot()
+    figure = complexity(conv_net(), SMALL_IMAGES, beta=0.3).plot()
     FigureCanvasAgg(figure).draw()
     (axes,) = figure.axes
     legend = axes.get_legend()
@@ -289,14 +285,12 @@ def test_the_legend_does_not_cover_the_bars() -> None:
     assert legend.get_window_extent().y0 >= max(bar.get_window_extent().y1 for bar in axes.patches)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Distances between features and curves of complexity: against plain formulas, ordered by cluster, and as drawn.
+# -- Distance maps and curves ------------------------------------------------------------------------------------------
+
+SAMPLES = torch.randn(3, 4, dtype=torch.float64)
 
 
-X_FOLD_HEATMAPS = torch.randn(3, 4, dtype=torch.float64)
-
-
-def net_fold_heatmaps(width: int = 8) -> Any:
+def seeded_net(width: int = 8) -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 5), nn.ReLU(), nn.Linear(5, 2)).double()
 
@@ -312,11 +306,11 @@ def rows_of(layer: Any) -> NDArray[np.float64]:
 
 
 def test_distances_are_those_of_the_formula_003_F07_F17_F27() -> None:
-    model = net_fold_heatmaps()
-    found = distance_maps(model, X_FOLD_HEATMAPS)
+    model = seeded_net()
+    found = distance_maps(model, SAMPLES)
     for name in ("0", "2"):
         assert np.allclose(found[name].table, squared(rows_of(model[int(name)])), atol=1e-12)
-    printed = distance_maps(model, X_FOLD_HEATMAPS, terms="in+out", bias=False)["0"]
+    printed = distance_maps(model, SAMPLES, terms="in+out", bias=False)["0"]
     weight, after = (model[i].weight.detach().numpy() for i in (0, 2))
     expected = squared(weight) + squared(after.T)
     assert np.allclose(printed.table, expected, atol=1e-12)
@@ -342,14 +336,14 @@ def test_batch_norm_counts_as_part_of_the_layer_003_F17() -> None:
 
 
 def test_features_of_a_cluster_stand_together_and_dead_ones_last_003_F17_F27() -> None:
-    model = net_fold_heatmaps(12)
+    model = seeded_net(12)
     centres = 5 * torch.randn(3, 4, dtype=torch.float64)
     with torch.no_grad():
         for i in range(10):  # three clusters, dealt out in turns
             model[0].weight[i] = centres[i % 3] + 0.01 * torch.randn(4)
         model[0].bias[:] = 0.1
         model[0].weight[10:], model[0].bias[10:] = 0.0, 0.0
-    found = distance_maps(model, X_FOLD_HEATMAPS)["0"]
+    found = distance_maps(model, SAMPLES)["0"]
     assert found.dead == found.order[-2:] == (10, 11)
     kinds = [i % 3 for i in found.order[:-2]]
     assert sorted(found.order) == list(range(12))
@@ -358,9 +352,9 @@ def test_features_of_a_cluster_stand_together_and_dead_ones_last_003_F17_F27() -
 
 
 def test_after_folding_distances_are_those_of_means_003_F09_F17() -> None:
-    model = net_fold_heatmaps()
-    before = distance_maps(model, X_FOLD_HEATMAPS)
-    folded = fold_groups(model, X_FOLD_HEATMAPS, groups={"0": [(1, 4), (2, 3, 7)], "2": []})
+    model = seeded_net()
+    before = distance_maps(model, SAMPLES)
+    folded = fold_groups(model, SAMPLES, groups={"0": [(1, 4), (2, 3, 7)], "2": []})
     after = before.merged(folded.groups)
     means = [rows_of(model[0])[list(group)].mean(0) for group in folded.groups["0"]]
     assert after["0"].groups == folded.groups["0"] == ((0,), (1, 4), (2, 3, 7), (5,), (6,))
@@ -372,15 +366,15 @@ def test_after_folding_distances_are_those_of_means_003_F09_F17() -> None:
 
 
 def test_nothing_near_is_left_after_folding_003_F10_F27() -> None:
-    model = net_fold_heatmaps(32)
-    before = distance_maps(model, X_FOLD_HEATMAPS)
-    after = before.merged(fold(model, X_FOLD_HEATMAPS, beta={"0": 0.2}, rows="mean", maximum="fixed").groups)
+    model = seeded_net(32)
+    before = distance_maps(model, SAMPLES)
+    after = before.merged(fold(model, SAMPLES, beta={"0": 0.2}, rows="mean", maximum="fixed").groups)
     assert before["0"].below(0.2) > 0.05
     assert after["0"].smallest > 0.2 * before["0"].largest
 
 
 def test_maps_read_as_a_table_and_as_a_dict() -> None:
-    found = distance_maps(net_fold_heatmaps(), X_FOLD_HEATMAPS)
+    found = distance_maps(seeded_net(), SAMPLES)
     lines = repr(found).splitlines()
     assert lines[0].split() == "wire features dead smallest / largest pairs below 0.1".split()
     assert lines[1].split()[:3] == ["0", "8", "0"]
@@ -391,7 +385,7 @@ def test_maps_read_as_a_table_and_as_a_dict() -> None:
 
 
 def test_bad_input_to_maps() -> None:
-    found = distance_maps(net_fold_heatmaps(), X_FOLD_HEATMAPS)
+    found = distance_maps(seeded_net(), SAMPLES)
     with pytest.raises(InputError, match=r"There is no wire '3' here. .*There are: 0, 2"):
         found["3"]
     with pytest.raises(InputError, match="There is no wire 'nine' here"):
@@ -400,8 +394,8 @@ def test_bad_input_to_maps() -> None:
         InputError, match=r"groups of '2' do not hold each of its features 0 to 4 once. Pass the groups"
     ):
         found.merged({"2": [(0, 1), (1, 2, 3, 4)]})
-    with pytest.raises(InputError, match=r"terms='out' was asked for"):
-        distance_maps(net_fold_heatmaps(), X_FOLD_HEATMAPS, terms="out")
+    with pytest.raises(InputError, match=r"Unknown terms 'out'"):
+        distance_maps(seeded_net(), SAMPLES, terms="out")
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -409,16 +403,16 @@ def test_bad_input_to_maps() -> None:
 
 def test_heat_maps_are_drawn_in_order_003_F17_F27() -> None:
     pytest.importorskip("matplotlib")
-    model = net_fold_heatmaps()
+    model = seeded_net()
     with torch.no_grad():
         model[0].weight[3], model[0].bias[3] = 0.0, 0.0
-    before = distance_maps(model, X_FOLD_HEATMAPS)
+    before = distance_maps(model, SAMPLES)
     first: Any = before.plot().axes[0]
     order = list(before["0"].order)
     drawn = np.asarray(first.images[0].get_array())
     assert np.allclose(drawn, before["0"].table[np.ix_(order, order)] / before["0"].largest)
     assert first.get_title() == "0: 8 features, 1 dead"
-    after = before.merged(fold_groups(model, X_FOLD_HEATMAPS, groups={"0": [(0, 1, 2, 4)]}).groups)
+    after = before.merged(fold_groups(model, SAMPLES, groups={"0": [(0, 1, 2, 4)]}).groups)
     figure = before.plot(after)
     titles = [axes.get_title() for axes in figure.axes[:4]]
     assert titles == ["0: 8 features, 1 dead", "2: 5 features", "0: 5 features, 1 dead", "2: 5 features"]
@@ -427,7 +421,7 @@ def test_heat_maps_are_drawn_in_order_003_F17_F27() -> None:
     assert np.allclose(low.images[0].get_array(), after["0"].table[np.ix_(order, order)] / before["0"].largest)
     assert [axes.get_title() for axes in before.plot(wires=["2"]).axes[:1]] == ["2: 5 features"]
     with pytest.raises(MismatchError, match="`after` has other wires than these"):
-        before.plot(distance_maps(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)).double(), X_FOLD_HEATMAPS))
+        before.plot(distance_maps(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)).double(), SAMPLES))
     with pytest.raises(InputError, match="There is no wire to draw"):
         before.plot(wires=[])
 
@@ -460,5 +454,5 @@ def test_curves_of_complexity_003_F25() -> None:
 
 @pytest.mark.parametrize(("found", "why"), [({}, "no complexity was given"), ({"a": curve()}, "'a' has no layer")])
 def test_curves_of_nothing(found: dict[str, Complexity], why: str) -> None:
-    with pytest.raises(InputError, match=f"Curves of complexity were asked for, but {why}"):
+    with pytest.raises(InputError, match=f"There is nothing to draw: {why}"):
         complexity_curves(found)

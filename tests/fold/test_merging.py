@@ -1,4 +1,4 @@
-"""Which features are merged: against a plain reference that measures everything anew, and rule by rule."""
+"""Which features are merged, against a plain reference that computes every distance again, and rule by rule."""
 
 from collections.abc import Callable
 from itertools import product
@@ -18,9 +18,7 @@ from intertwine.fold.merging import MergeState
 from intertwine.fold.options import PRINTED, Options
 from intertwine.fold.prepare import prepare
 
-# ----------------------------------------------------------------------------------------------------
-# Which features are merged: against a plain reference that measures everything anew, and rule by rule.
-
+# -- Which features are merged -----------------------------------------------------------------------------------------
 
 Array = NDArray[np.float64]
 
@@ -248,9 +246,7 @@ def test_a_cap_and_one_feature_left_003_F11() -> None:
     assert merge_all(prepare(model, ((x,), {})), Options(beta={"0": 0.5})).kept(0) == [0]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Features compared by their effect: rows of one length, weighed by how much they are read; the function untouched.
-
+# -- rows="effect" -----------------------------------------------------------------------------------------------------
 
 X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -271,12 +267,12 @@ def test_balancing_is_undone_where_nothing_is_merged(name: str) -> None:
     torch.manual_seed(0)
     model = zoo.build(name, width=0.25).eval()
     prepared = prepare(model, ((torch.randn(2, 3, 32, 32),), {}))
-    before = {k: v.clone() for k, v in prepared.bench.weights().items()}
+    before = {k: v.clone() for k, v in prepared.working.weights().items()}
     merging = MergeState(prepared.wires, Options(rows="effect"))
-    changed = prepared.bench.weights()
+    changed = prepared.working.weights()
     assert any(not torch.allclose(changed[k], v) for k, v in before.items())
-    merging.settle()
-    after = prepared.bench.weights()
+    merging.finish()
+    after = prepared.working.weights()
     assert all(torch.allclose(after[k], v, rtol=1e-10, atol=1e-12) for k, v in before.items())
 
 

@@ -1,4 +1,4 @@
-"""Claims of the paper on folding (rows 003-F16 to F28), as far as small trained networks can show them."""
+"""Claims of the paper on folding, as far as small trained networks can show them."""
 
 from functools import cache
 from typing import Any

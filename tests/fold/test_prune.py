@@ -1,4 +1,4 @@
-"""Pruning by score: against networks cut by hand, against the network with the features silenced, and its errors."""
+"""Pruning by score: against networks cut by hand, against zeroed features, and error messages."""
 
 import copy
 from typing import Any
@@ -201,14 +201,14 @@ def test_nothing_to_prune_is_said() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"widths": 1.0}, r"widths=1.0 was asked for. It is the share of the features that every wire keeps, above 0"),
-        ({"widths": 0.0, "across": True}, r"widths=0.0 .* the share of the parameters that is left, above 0"),
-        ({"widths": 0.5, "score": "gama"}, r"score='gama' was asked for. Did you mean 'gamma'\? .* 'l1', 'random'"),
-        ({"widths": 0.5, "score": "gamma"}, r"no BatchNorm .* lies on the wire '0'. Use score='l1', or name in"),
-        ({"widths": {"1": 2}}, r"A width was given for '1', which is no wire .* Those are 0, 2."),
-        ({"widths": {"0": 0}}, r"The wire '0' was to keep 0 features; it has 9, .* Ask for a number from 1 to 9."),
-        ({"widths": {"0": 10}}, r"The wire '0' was to keep 10 features"),
-        ({"widths": {"0": 3}, "across": True}, r"across=True was asked for beside a number of features"),
+        ({"widths": 1.0}, r"widths must be above 0 and below 1, the share of its features .* but is 1.0"),
+        ({"widths": 0.0, "across": True}, r"widths must be above 0 and below 1, the share of parameters .* but is 0.0"),
+        ({"widths": 0.5, "score": "gama"}, r"Unknown score 'gama'. Did you mean 'gamma'\? .* l1, random"),
+        ({"widths": 0.5, "score": "gamma"}, r"needs a BatchNorm .* but '0' has none. Use score='l1', or name in"),
+        ({"widths": {"1": 2}}, r"A width is given for '1', which is no wire .* one of: 0, 2."),
+        ({"widths": {"0": 0}}, r"The width of the wire '0' must be from 1 to 9, but is 0."),
+        ({"widths": {"0": 10}}, r"The width of the wire '0' must be from 1 to 9, but is 10."),
+        ({"widths": {"0": 3}, "across": True}, r"across=True chooses the number of features"),
         ({"widths": 0.05, "across": True}, r"5.0% .* with one feature on every wire 8.6% are"),
     ],
 )

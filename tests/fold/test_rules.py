@@ -1,5 +1,4 @@
-"""The rules of folding, each against numbers worked out by hand: sums and means along a wire, norms, the stop rule,
-options, and what is cut."""
+"""The rules of folding against numbers computed by hand: sums and means, norms, the stop rule, options, cutting."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -513,14 +512,12 @@ def test_schedules_differ_where_layers_shorten_each_other_003_F11() -> None:
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_every_word_is_checked_and_known_ones_are_named(name: str) -> None:
-    known = ", ".join(map(repr, CHOICES[name]))
+    known = ", ".join(CHOICES[name])
     near = CHOICES[name][-1] + "s"
     asked: dict[str, Any] = {name: near}
     with pytest.raises(InputError) as said:
         Options(**asked)
-    assert f"{name}={near!r} was asked for. Did you mean {CHOICES[name][-1]!r}? {name} is one of {known}." in str(
-        said.value
-    )
+    assert f"Unknown {name} {near!r}. Did you mean {CHOICES[name][-1]!r}? Choose one of: {known}." in str(said.value)
     for word in CHOICES[name]:
         asked[name] = word
         assert getattr(Options(**asked), name) == word
@@ -529,7 +526,7 @@ def test_every_word_is_checked_and_known_ones_are_named(name: str) -> None:
 
 @pytest.mark.parametrize("share", [0, 0.0, -0.5, 1.5, 2, float("nan")])
 def test_max_ratio_is_a_share(share: float) -> None:
-    with pytest.raises(InputError, match=r"max_ratio=.* was asked for\. It is the largest share of a layer's features"):
+    with pytest.raises(InputError, match=r"max_ratio must be above 0 and at most 1, or None, but is"):
         Options(max_ratio=share)
     assert Options(max_ratio=1).most(5) == 4
     assert Options(max_ratio=0.5).most(5) == 2
@@ -549,7 +546,7 @@ def test_a_beta_for_every_wire() -> None:
         options.check_wires([])
     with pytest.raises(InputError, match=r"Did you mean 'aa'\? Those are aa\.$"):
         options.check_wires(["aa"])
-    with pytest.raises(InputError, match=r"beta=1.0 was asked for for 'a'\. It is a share .* Try 0\.1\."):
+    with pytest.raises(InputError, match=r"beta for 'a' must be above 0 and below 1, but is 1.0\. .* Try 0\.1\."):
         Options(beta={"b": 0.5, "a": 1.0})
 
 

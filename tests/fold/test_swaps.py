@@ -1,4 +1,4 @@
-"""A network and itself with features swapped: exact features are flat, near ones nearly, random ones are not."""
+"""The barrier between a network and itself with features swapped: none for equal features, high for random ones."""
 
 import json
 from typing import Any
@@ -81,7 +81,7 @@ def test_pairs_are_drawn_by_seed_as_many_of_both_kinds(monkeypatch: pytest.Monke
         seen.append({k: list(v) for k, v in pairs.items()})
         return swap_element(symmetry, pairs)
 
-    monkeypatch.setattr(swaps, "swapping", counted)
+    monkeypatch.setattr(swaps, "swap_element", counted)
     model = perceptrons(64, 64, 64, 10, count=1)[0]
     groups = {"1": [(1, 2, 3, 4, 5), (10, 11)], "3": [(0, 63)]}
     found = swap_barrier(fold_groups(model, IMAGE, groups=groups), digits()[1], points=3, seeds=(0, 1))
@@ -161,7 +161,7 @@ def test_targets_that_are_no_classes() -> None:
     ("options", "why"),
     [
         ({"seeds": ()}, "No seed was given to draw pairs of features with"),
-        ({"dead": 1.0}, "dead=1.0 was asked for. It is a share of the longest row"),
+        ({"dead": 1.0}, "dead must be a share of the longest row, from 0 to below 1, but is 1.0"),
         ({"points": 2}, "points must be at least 3"),
     ],
 )

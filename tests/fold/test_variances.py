@@ -1,4 +1,4 @@
-"""Data-free REPAIR of folded networks: against known and measured variances, and no change where all is the same."""
+"""Data-free REPAIR of folded networks: against known and measured variances, and no change for equal members."""
 
 import math
 from typing import Any, cast

@@ -7,31 +7,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from intertwine.cli.arguments import (
-    ZOO,
-    add_data,
-    add_input,
-    add_json,
-    add_method,
-    add_pair,
-    method_options,
-    positive,
-    require_data,
-    require_method_data,
-)
+from intertwine.cli import arguments, output
 from intertwine.cli.barrier import describe_barrier
 from intertwine.cli.networks import ImageSplits, load_networks, read_images
-from intertwine.cli.output import (
-    StatusCallback,
-    check_picture,
-    print_json,
-    save_picture,
-    show,
-    status,
-    table,
-    text,
-    wrote,
-)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,24 +32,28 @@ def add(command: ArgumentParser) -> None:
     """Give the parser its arguments."""
     command.description = (
         "Move network B onto network A by an element of their symmetry, which does not change its function. With "
-        "--data, the barrier between the two is measured before and after, on test images." + ZOO
+        "--data, the barrier between the two is measured before and after, on test images." + arguments.ZOO
     )
-    add_pair(command)
-    add_input(command)
-    add_method(
+    arguments.add_pair(command)
+    arguments.add_input(command)
+    arguments.add_method(
         command,
         "weights (default) or scale-aware; with --data also activations, commutativity, straight-through or sinkhorn",
     )
-    add_data(command, "at most this many training images for the method, and test images for the barrier")
+    arguments.add_data(command, "at most this many training images for the method, and test images for the barrier")
     command.add_argument(
-        "--starts", metavar="N", type=positive, default=3, help="number of starts; the best result is kept (default 3)"
+        "--starts",
+        metavar="N",
+        type=arguments.positive,
+        default=3,
+        help="number of starts; the best result is kept (default 3)",
     )
     command.add_argument("--wires", metavar="W,…", help="names of the only wires to move, with commas between")
     command.add_argument("--continuous", action="store_true", help="let whole matrices act where only linear maps meet")
     command.add_argument("--out", metavar="FILE", help="write the moved B (safetensors)")
     command.add_argument("--element", metavar="FILE", help="write the element that moves B (safetensors)")
     command.add_argument("--plot", metavar="FILE", help="draw how units correlate, before and after (svg or png)")
-    add_json(command)
+    arguments.add_json(command)
 
 
 @dataclass(frozen=True)
@@ -105,13 +87,13 @@ def run(options: Namespace) -> int:
     from intertwine.checkpoints.weights import write_checkpoint
     from intertwine.files import atomic_write
 
-    check_picture(options.plot)
-    given = method_options(options.method, options.option)
-    require_method_data(options)
+    output.check_picture(options.plot)
+    given = arguments.method_options(options.method, options.option)
+    arguments.require_method_data(options)
     if options.plot:
-        require_data(options, "--plot shows how units correlate on data")
+        arguments.require_data(options, "--plot shows how units correlate on data")
     names = (options.first, options.second)
-    with status("building the networks") as step:
+    with output.status("building the networks") as step:
         images = read_images(options, names)
         a, b = load_networks(names, (options.weights, options.weights_b), options.input, images)
         step("finding their symmetry")
@@ -129,7 +111,7 @@ def run(options: Namespace) -> int:
             step("drawing")
             before = matched_correlations(found.reference, symmetry.folded(b.model), images.test, symmetry=symmetry)
             after = matched_correlations(found.reference, found.model, images.test, symmetry=symmetry)
-            save_picture(after.plot(before), options.plot)
+            output.save_picture(after.plot(before), options.plot)
         if options.out:
             write_checkpoint(found.model, options.out)
         if options.element:
@@ -139,10 +121,10 @@ def run(options: Namespace) -> int:
     if options.json:
         head = {"first": a.name, "second": b.name, "dataset": None if images is None else images.name}
         tail = {"seconds": seconds, "barrier": None if change is None else change.to_dict(), **files}
-        print_json(head | found.to_dict() | tail)
+        output.print_json(head | found.to_dict() | tail)
     else:
         barriers = None if change is None else _barriers(change)
-        show(_summary(a, b, found, seconds), _wires(found), barriers, wrote(*files.values()))
+        output.show(_summary(a, b, found, seconds), _wires(found), barriers, output.wrote(*files.values()))
     return 0
 
 
@@ -155,7 +137,7 @@ def _common_symmetry(a: Loaded, b: Loaded, continuous: bool) -> Symmetry:
     return found
 
 
-def _change(a: Loaded, b: Loaded, found: Alignment, images: ImageSplits, step: StatusCallback) -> BarrierChange:
+def _change(a: Loaded, b: Loaded, found: Alignment, images: ImageSplits, step: output.StatusCallback) -> BarrierChange:
     from intertwine.connect.barrier import barrier
     from intertwine.data.batchnorm import batch_norms
 
@@ -168,7 +150,7 @@ def _change(a: Loaded, b: Loaded, found: Alignment, images: ImageSplits, step: S
 
 
 def _summary(a: Loaded, b: Loaded, found: Alignment, seconds: float) -> Text:
-    head = text(f"{b.name} moved onto {a.name} by {found.method}, in {seconds:.2f} s\n", style="bold")
+    head = output.text(f"{b.name} moved onto {a.name} by {found.method}, in {seconds:.2f} s\n", style="bold")
     share = f", {_left(found.before, found.after)} left" if found.before else ""
     distances = f"{found.before:.4g} → {found.after:.4g}{share}"
     moved = f"{found.element!r}".replace("Element(", "")[:-1]
@@ -183,7 +165,7 @@ def _summary(a: Loaded, b: Loaded, found: Alignment, seconds: float) -> Text:
 
 
 def _wires(found: Alignment) -> Table:
-    rows = table("wire", "size", "before", "after", "left", left=("wire",))
+    rows = output.table("wire", "size", "before", "after", "left", left=("wire",))
     sizes = {wire.name: wire.size for wire in found.symmetry.wires}
     ranked = sorted(found.per_wire, key=lambda p: -(p.after / p.before if p.before else 0.0))[:MAX_TABLE_WIRES]
     for part in (p for p in found.per_wire if p in ranked):
@@ -200,7 +182,7 @@ def _left(before: float, after: float) -> str:
 
 def _barriers(change: BarrierChange) -> Text:
     data, reset = change.before.data, change.before.reset_data
-    found = text(f"on {data.samples:,} test images, {POINTS} networks from one to the other")
+    found = output.text(f"on {data.samples:,} test images, {POINTS} networks from one to the other")
     found.append("" if reset is None else f", BatchNorm reset on {reset.samples:,} training images")
     found.append(f"\nbefore: {describe_barrier(change.before)}\nafter:  {describe_barrier(change.after)}", style="bold")
     if worse := change.worse():

@@ -6,21 +6,8 @@ from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from intertwine.cli.arguments import ZOO, add_data, add_input, add_json, add_pair, positive
+from intertwine.cli import arguments, output
 from intertwine.cli.networks import load_networks, read_images, require_batch_norm
-from intertwine.cli.output import (
-    check_picture,
-    lines,
-    percent,
-    print_json,
-    save_picture,
-    show,
-    status,
-    table,
-    terminal,
-    text,
-    wrote,
-)
 
 if TYPE_CHECKING:
     from intertwine.connect.barrier import Barrier
@@ -34,14 +21,19 @@ MIXED = (
 def add(command: ArgumentParser) -> None:
     """Give the parser its arguments."""
     command.description = (
-        "Loss and error on the straight line from A to B, and how far they rise above the line of the two ends." + ZOO
+        "Loss and error on the straight line from A to B, and how far they rise above the line of the two ends."
+        + arguments.ZOO
     )
-    add_pair(command)
-    add_input(command)
-    add_data(command, "images to score on, and training images for a reset", needed=True)
+    arguments.add_pair(command)
+    arguments.add_input(command)
+    arguments.add_data(command, "images to score on, and training images for a reset", needed=True)
     command.add_argument("--split", choices=("test", "train"), default="test", help="images to score on (default test)")
     command.add_argument(
-        "--points", metavar="N", type=positive, default=25, help="networks on the line, both ends too (default 25)"
+        "--points",
+        metavar="N",
+        type=arguments.positive,
+        default=25,
+        help="networks on the line, both ends too (default 25)",
     )
     command.add_argument(
         "--reset", action=BooleanOptionalAction, default=None,
@@ -49,7 +41,7 @@ def add(command: ArgumentParser) -> None:
         "BatchNorm); the line without is shown beside it",
     )  # fmt: skip
     command.add_argument("--plot", metavar="FILE", help="draw both curves (svg or png)")
-    add_json(command)
+    arguments.add_json(command)
 
 
 def run(options: Namespace) -> int:
@@ -57,9 +49,9 @@ def run(options: Namespace) -> int:
     from intertwine.connect.barrier import barrier
     from intertwine.data.batchnorm import batch_norms
 
-    check_picture(options.plot)
+    output.check_picture(options.plot)
     names = (options.first, options.second)
-    with status("reading the data") as step:
+    with output.status("reading the data") as step:
         images = read_images(options, names)
         assert images is not None  # the parser requires --data
         step("building the networks")
@@ -72,36 +64,38 @@ def run(options: Namespace) -> int:
         scored = images.test if options.split == "test" else images.train
         found = barrier(a.model, b.model, scored, options.points, images.train if reset else None)
         if options.plot:
-            save_picture(found.plot(), options.plot)
+            output.save_picture(found.plot(), options.plot)
     notes = [MIXED] if normed and not reset else []
     if options.json:
         head = {"first": a.name, "second": b.name, "dataset": images.name, "split": options.split}
         tail = {"batch_norm": normed, "reset": reset, "notes": notes, "plot": options.plot}
-        print_json(head | found.to_dict() | tail)
+        output.print_json(head | found.to_dict() | tail)
     else:
         head = f"{a.name} to {b.name}: {len(found.ts)} networks on {found.data.samples:,} {options.split} images of "
         _show(f"{head}{images.name}", found, notes)
         if options.plot:
-            terminal().print(wrote(options.plot))
+            output.terminal().print(output.wrote(options.plot))
     return 0
 
 
 def _show(head: str, found: Barrier, notes: list[str]) -> None:
     curves = [found] if found.without_reset is None else [found, found.without_reset]
-    rows = table("t", *(f"{kind}{tail}" for tail in ("", ", no reset")[: len(curves)] for kind in ("loss", "error")))
+    rows = output.table(
+        "t", *(f"{kind}{tail}" for tail in ("", ", no reset")[: len(curves)] for kind in ("loss", "error"))
+    )
     for i, t in enumerate(found.ts):
-        cells = ((f"{one.loss[i]:.4f}", percent(None if one.error is None else one.error[i])) for one in curves)
+        cells = ((f"{one.loss[i]:.4f}", output.percent(None if one.error is None else one.error[i])) for one in curves)
         rows.add_row(f"{t:.3f}", *chain.from_iterable(cells))
-    words = text(describe_barrier(found), style="bold")
+    words = output.text(describe_barrier(found), style="bold")
     if found.without_reset is not None and found.reset_data is not None:
         on = f"BatchNorm reset on {found.reset_data.samples:,} training images"
-        words = text(
+        words = output.text(
             (f"{on}: {describe_barrier(found)}\n", "bold"), f"without reset: {describe_barrier(found.without_reset)}"
         )
-    show(text(head, style="bold"), rows, words, lines(notes, "yellow"))
+    output.show(output.text(head, style="bold"), rows, words, output.lines(notes, "yellow"))
 
 
 def describe_barrier(found: Barrier) -> str:
     """Both barriers in words."""
-    error = "" if found.error_barrier is None else f", error barrier {percent(found.error_barrier)}"
+    error = "" if found.error_barrier is None else f", error barrier {output.percent(found.error_barrier)}"
     return f"loss barrier {found.loss_barrier:.4f} at t = {found.worst:.3f}{error}"

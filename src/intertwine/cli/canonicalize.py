@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from intertwine.cli.arguments import CERTIFICATE, add_exit_codes, add_json, add_model, given_flags, number
+from intertwine.cli import arguments, output
 from intertwine.cli.inspect import certificate_verdict, symmetry_header
-from intertwine.cli.output import lines, print_json, progress_bar, show, status, terminal, text, text_column
 from intertwine.errors import InputError, IntertwineError
 
 if TYPE_CHECKING:
@@ -32,26 +31,31 @@ def add(command: ArgumentParser) -> None:
         "Bring a network to its canonical form, which it shares with all networks that differ from it only by a "
         "symmetry. With --dedupe: find the checkpoints of a folder that are one network up to its symmetry."
     )
-    add_exit_codes(command, CERTIFICATE)
-    add_model(command)
+    arguments.add_exit_codes(command, arguments.CERTIFICATE)
+    arguments.add_model(command)
     command.add_argument(
         "--order",
         choices=("lexicographic", "nodesort", "nodesort-printed"),
         help="how units are sorted (default lexicographic)",
     )
-    command.add_argument("--base", metavar="P", type=number, help="base of the NodeSort orders, above 1 (default 1.1)")
+    command.add_argument(
+        "--base", metavar="P", type=arguments.number, help="base of the NodeSort orders, above 1 (default 1.1)"
+    )
     command.add_argument("--out", metavar="FILE", help="write the canonical weights (safetensors)")
     command.add_argument(
         "--element", metavar="FILE", help="write the element that takes the model to its canonical form"
     )
     command.add_argument("--dedupe", metavar="DIR", help="compare all checkpoints of a folder, and write nothing")
     command.add_argument(
-        "--tol", metavar="T", type=number, help="with --dedupe: largest relative difference of a copy (default 1e-6)"
+        "--tol",
+        metavar="T",
+        type=arguments.number,
+        help="with --dedupe: largest relative difference of a copy (default 1e-6)",
     )
     command.add_argument(
         "--certify", action=BooleanOptionalAction, default=True, help="certify the symmetry first (default)"
     )
-    add_json(command)
+    arguments.add_json(command)
 
 
 def run(options: Namespace) -> int:
@@ -60,7 +64,7 @@ def run(options: Namespace) -> int:
     from intertwine.symmetry.symmetry import symmetry
 
     _check(options)
-    with status(f"building {options.model}") as step:
+    with output.status(f"building {options.model}") as step:
         loaded = load(options.model, options.weights, options.input)
         step("finding its symmetry")
         found = symmetry(loaded.model, *loaded.args, **loaded.kwargs)
@@ -71,16 +75,16 @@ def run(options: Namespace) -> int:
             found = certificate.symmetry
     if certificate is not None and not certificate.ok:  # such a network has no canonical form
         if options.json:
-            print_json({"certificate": certificate.to_dict()})
+            output.print_json({"certificate": certificate.to_dict()})
         else:
-            terminal().print(certificate_verdict(certificate))
+            output.terminal().print(certificate_verdict(certificate))
         return 1
     return _dedupe(options, loaded, found) if options.dedupe else _canonicalize(options, loaded, found)
 
 
 def _check(options: Namespace) -> None:
     """Refuse options that would be ignored, and numbers out of range."""
-    alone = given_flags(options, ("order", "base", "out", "element"))
+    alone = arguments.given_flags(options, ("order", "base", "out", "element"))
     if options.dedupe and alone:
         raise InputError(
             f"{alone[0]} and --dedupe cannot be given together: --dedupe compares checkpoints and writes nothing. "
@@ -118,13 +122,13 @@ def _canonicalize(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
         with atomic_write(options.element) as file:
             canon.element.save(file)
     if options.json:
-        print_json({"model": loaded.name, "fingerprint": fingerprint, **canon.to_dict(), "out": options.out})
+        output.print_json({"model": loaded.name, "fingerprint": fingerprint, **canon.to_dict(), "out": options.out})
     else:
         element = f"{canon.element!r}".replace("Element(", "")[:-1]
         words = [f"\n{canon.order} order: {element}", *(f"\nin doubt: {doubt}" for doubt in canon.doubts)]
         words += [f"\nwrote {path}" for path in (options.out, options.element) if path]
-        answer = text(("fingerprint  ", "dim"), (fingerprint, "bold"), *words)
-        show(symmetry_header(loaded.name, found, loaded.model), answer)
+        answer = output.text(("fingerprint  ", "dim"), (fingerprint, "bold"), *words)
+        output.show(symmetry_header(loaded.name, found, loaded.model), answer)
     return 0
 
 
@@ -142,8 +146,8 @@ def _dedupe(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
         problem = "holds no checkpoint" if folder.is_dir() else "is not a folder"
         raise InputError(f"{folder} {problem}. Give --dedupe a folder with files that end in {', '.join(SUFFIXES)}.")
     refused: dict[str, str] = {}
-    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with progress_bar(*columns) as bar:
+    columns = (output.text_column("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with output.progress_bar(*columns) as bar:
         task = bar.add_task("comparing checkpoints", total=len(files))
         forms = _forms(files, folder, loaded.model, found, refused, lambda: bar.advance(task))
         groups = equivalence_classes(forms, TOLERANCE if options.tol is None else options.tol)
@@ -154,14 +158,14 @@ def _dedupe(options: Namespace, loaded: Loaded, found: Symmetry) -> int:
         )
     if options.json:
         rows = [family.to_dict() for family in groups]
-        print_json({"model": loaded.name, "folder": str(folder), "families": rows, "refused": refused})
+        output.print_json({"model": loaded.name, "folder": str(folder), "families": rows, "refused": refused})
     else:
         copies = sum(len(family.copies) for family in groups)
         count = f"{len(groups)} different, {copies} {'copy' if copies == 1 else 'copies'} of these"
         count += f", {len(refused)} not read" if refused else ""
         head = f"{loaded.name} · {len(files)} checkpoints in {folder} · {count}"
-        notes = lines((f"not read: {reason}" for reason in refused.values()), "yellow")
-        show(text(head, style="bold"), _families(groups), notes)
+        notes = output.lines((f"not read: {reason}" for reason in refused.values()), "yellow")
+        output.show(output.text(head, style="bold"), _families(groups), notes)
     return 0
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from intertwine.cli.arguments import ZOO, add_data, add_json, add_pair
+from intertwine.cli import arguments, output
 from intertwine.cli.networks import load_networks, read_images
-from intertwine.cli.output import SVG, check_picture, print_json, save_picture, status, table, terminal, text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,9 +20,11 @@ MAX_MATRIX_LAYERS = 12
 
 def add(command: ArgumentParser) -> None:
     """Give the parser its arguments."""
-    command.description = "Compare every layer of A with every layer of B, on test images of a data set." + ZOO
-    add_pair(command)
-    add_data(command, "test images", default="digits")
+    command.description = (
+        "Compare every layer of A with every layer of B, on test images of a data set." + arguments.ZOO
+    )
+    arguments.add_pair(command)
+    arguments.add_data(command, "test images", default="digits")
     command.add_argument(
         "--layer", metavar="PATH", action="append", help="a layer or a pattern such as layer1.*.relu2; repeatable"
     )
@@ -35,16 +36,16 @@ def add(command: ArgumentParser) -> None:
         "whole image, all its positions being features (flatten) or their mean (pool)",
     )  # fmt: skip
     command.add_argument("--svg", metavar="FILE", help="write a heat map of the first measure")
-    add_json(command)
+    arguments.add_json(command)
 
 
 def run(options: Namespace) -> int:
     """Carry out the command."""
     from intertwine.measure.compare import compare
 
-    check_picture(options.svg, SVG)
+    output.check_picture(options.svg, output.SVG)
     names, weights = (options.first, options.second), (options.weights, options.weights_b)
-    with status("reading the data") as step:
+    with output.status("reading the data") as step:
         images = read_images(options, names)
         assert images is not None  # there is a default
         step("building the networks")
@@ -55,31 +56,31 @@ def run(options: Namespace) -> int:
             options.policy, options.layer_b or None,
         )  # fmt: skip
         if options.svg:
-            save_picture(found.plot(names=(first.name, second.name)), options.svg)
+            output.save_picture(found.plot(names=(first.name, second.name)), options.svg)
     if options.json:
-        print_json(found.to_dict())
+        output.print_json(found.to_dict())
     else:
         _show(found, first.name, second.name)
         if options.svg:
-            terminal().print(text(f"\nwrote {options.svg}"))
+            output.terminal().print(output.text(f"\nwrote {options.svg}"))
     return 0
 
 
 def _show(found: Comparison, first: str, second: str) -> None:
-    console = terminal()
-    console.print(text(f"{first} (rows) and {second} (columns): {found.words()}", style="bold"))
+    console = output.terminal()
+    console.print(output.text(f"{first} (rows) and {second} (columns): {found.words()}", style="bold"))
     for measure in found.measures:
         small = len(found.second) <= MAX_MATRIX_LAYERS
-        console.print(text(f"\n{measure}", style="bold"))
+        console.print(output.text(f"\n{measure}", style="bold"))
         console.print(_all_pairs(found, measure) if small else _most_similar(found, measure))
         if any(r.baseline is not None for (name, *_), r in found.results.items() if name == measure):
-            console.print(text("in brackets: the same features with shuffled samples, unrelated", style="dim"))
+            console.print(output.text("in brackets: the same features with shuffled samples, unrelated", style="dim"))
     for reason in sorted({result.degenerate for result in found.results.values() if result.degenerate}):
-        console.print(text(f"no value (–): {reason}", style="yellow"))
+        console.print(output.text(f"no value (–): {reason}", style="yellow"))
 
 
 def _all_pairs(found: Comparison, measure: str) -> Table:
-    rows = table("", *found.second, left=("",))
+    rows = output.table("", *found.second, left=("",))
     for first in found.first:
         rows.add_row(first, *(_number(found.result(first, second, measure)) for second in found.second))
     return rows
@@ -87,7 +88,7 @@ def _all_pairs(found: Comparison, measure: str) -> Table:
 
 def _most_similar(found: Comparison, measure: str) -> Table:
     """For each layer of the first network its most similar layer in the second, and the layer of the same name."""
-    rows = table("layer", "same layer", "most similar", "value", left=("layer", "most similar"))
+    rows = output.table("layer", "same layer", "most similar", "value", left=("layer", "most similar"))
     for first in found.first:
         results = {second: found.result(first, second, measure) for second in found.second}
         known = {second: result.value for second, result in results.items() if not result.degenerate}

@@ -12,20 +12,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from intertwine.cli.arguments import add_exit_codes, add_json
+from intertwine.cli import arguments, output
 from intertwine.cli.inspect import certificate_verdict, symmetry_header, wire_tree
-from intertwine.cli.output import (
-    ProgressCallback,
-    duration,
-    lines,
-    print_json,
-    progress,
-    show,
-    subprogress,
-    table,
-    terminal,
-    text,
-)
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -54,9 +42,9 @@ def add(command: ArgumentParser) -> None:
         "the report. A second run into the same folder does only what is missing and writes the report again; delete "
         "the folder to start anew."
     )
-    add_exit_codes(command, "a certificate or a task fails")
+    arguments.add_exit_codes(command, "a certificate or a task fails")
     command.add_argument("--out", metavar="DIR", default="out", help="the folder of the report (default: out)")
-    add_json(command)
+    arguments.add_json(command)
 
 
 def run(options: Namespace) -> int:
@@ -66,7 +54,7 @@ def run(options: Namespace) -> int:
 
     start, out = time.monotonic(), Path(options.out)
     # Networks this small run fastest on one core, and many times slower when several threads wait for a busy one.
-    with torch_threads(1), progress("reading the plan") as bar:
+    with torch_threads(1), output.progress("reading the plan") as bar:
         step = with_time_left(bar)
         study = run_demo_study(out, step)
         step("writing the report", FINISHED)
@@ -75,7 +63,7 @@ def run(options: Namespace) -> int:
     findings = DemoFindings(study.frame().to_dicts())
     seconds = time.monotonic() - start
     if options.json:
-        print_json({
+        output.print_json({
             "report": str(report), "picture": str(report.with_name("symmetry.svg")), "study": str(study.folder),
             "tasks": study.tasks, "run": study.run, "failed": len(study.errors), "certified": findings.certified(),
             "seconds": round(seconds, 1), "found": {finding.name: finding.value for finding in findings.all()},
@@ -84,17 +72,19 @@ def run(options: Namespace) -> int:
         done = f"{study.plan.name}: {study.run} of {study.tasks} tasks in {seconds:.0f} s"
         if not study.run:
             done = f"all {study.tasks} tasks were done before; delete {study.folder.parent} to start anew"
-        rows = table("", "", left=(), header=False)
+        rows = output.table("", "", left=(), header=False)
         rows.columns[0].justify = "left"
         for finding in findings.all():
-            rows.add_row(finding.name, text(str(finding), style="bold"))
+            rows.add_row(finding.name, output.text(str(finding), style="bold"))
         failed = (f"failed: {error.strip().splitlines()[-1]}" for error in study.errors.values())
-        show(*shown, text(done), rows, text("\n".join(wrap(WHY, LINE_WIDTH))), lines(failed, "red"))
-        terminal().print(text(f"\nthe report is {report}: open it in a browser", style="bold"))
+        output.show(
+            *shown, output.text(done), rows, output.text("\n".join(wrap(WHY, LINE_WIDTH))), output.lines(failed, "red")
+        )
+        output.terminal().print(output.text(f"\nthe report is {report}: open it in a browser", style="bold"))
     return 0 if certificate.ok and findings.certified() and not study.errors else 1
 
 
-def run_demo_study(out: Path, progress: ProgressCallback) -> Study:
+def run_demo_study(out: Path, progress: output.ProgressCallback) -> Study:
     """Train the networks and run the plan, or what is missing of both; leave a copy of the plan for the reader."""
     from intertwine.files import write_text
     from intertwine.lab.study.plan import read_plan
@@ -105,7 +95,7 @@ def run_demo_study(out: Path, progress: ProgressCallback) -> Study:
     plan, folder, copy = read_plan(PLAN), out / "study", out / PLAN.name
     with Store(folder, plan.name, plan.to_dict()):  # the folder of another plan is refused before anything is written
         write_text(copy, PLAN.read_text(encoding="utf-8"))
-        training, tasks = subprogress(progress, 0.0, TRAINED), subprogress(progress, TRAINED, FINISHED)
+        training, tasks = output.subprogress(progress, 0.0, TRAINED), output.subprogress(progress, TRAINED, FINISHED)
         for zoo in missing_trainings(plan, known_zoos(plan, folder)):
             zoo.run(lambda p: training("training the networks", p.done))
     return run_study(
@@ -113,12 +103,12 @@ def run_demo_study(out: Path, progress: ProgressCallback) -> Study:
     )
 
 
-def with_time_left(progress: ProgressCallback) -> ProgressCallback:
+def with_time_left(progress: output.ProgressCallback) -> output.ProgressCallback:
     """The same callback with an estimate of the time left beside the current step."""
     start = time.monotonic()
 
     def update(doing: str, part: float) -> None:
-        left = f", {duration((time.monotonic() - start) * (1 - part) / part)} left" if part else ""
+        left = f", {output.duration((time.monotonic() - start) * (1 - part) / part)} left" if part else ""
         progress(doing + left, part)
 
     return update

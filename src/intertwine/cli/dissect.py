@@ -8,28 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intertwine.cli.arguments import (
-    ZOO,
-    add_device,
-    add_json,
-    add_model,
-    number,
-    number_list,
-    positive,
-    whole,
-)
-from intertwine.cli.output import (
-    exclusive_folder,
-    lines,
-    percent,
-    print_json,
-    save_picture,
-    show,
-    status,
-    table,
-    text,
-    wrote,
-)
+from intertwine.cli import arguments, output
 from intertwine.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,9 +36,9 @@ def add(command: ArgumentParser) -> None:
     """Give the parser its arguments."""
     command.description = (
         "Find the concepts that the units of a layer respond to, in the network's own basis and in rotated ones, and "
-        "compare with chance." + ZOO
+        "compare with chance." + arguments.ZOO
     )
-    add_model(command)
+    arguments.add_model(command)
     command.add_argument(
         "--at",
         metavar="PATH",
@@ -77,26 +56,36 @@ def add(command: ArgumentParser) -> None:
         help="powers of a random rotation of the units: 0 is the network's own basis, 1 all of it (default 0,0.5,1)",
     )  # fmt: skip
     command.add_argument("--seeds", metavar="A:B", default="0", help="seeds of the rotations, one each (default 0)")
-    command.add_argument("--samples", metavar="N", type=positive, default=1000, help="images (default 1000)")
-    command.add_argument("--batch", metavar="N", type=positive, default=32, help="images per batch (default 32)")
+    command.add_argument("--samples", metavar="N", type=arguments.positive, default=1000, help="images (default 1000)")
+    command.add_argument(
+        "--batch", metavar="N", type=arguments.positive, default=32, help="images per batch (default 32)"
+    )
     command.add_argument("--mean", metavar="R,G,B", help="mean of the network's inputs, for pixels from 0 to 1")
     command.add_argument(
         "--std", metavar="R,G,B",
-        help="deviation of the network's inputs (default of both: the zoo's for a network of a zoo, else ImageNet's for "
-        "a folder and the pictures' own for synthetic)",
-    )  # fmt: skip
-    command.add_argument("--level", metavar="L", type=number, default=0.04, help="overlap that counts (default 0.04)")
-    command.add_argument(
-        "--share", metavar="S", type=number, default=0.005, help="share of a unit's activations above its threshold "
-        "(default 0.005)",
+        help="deviation of the network's inputs (default of both: the zoo's for a network of a zoo, else ImageNet's "
+        "for a folder and the pictures' own for synthetic)",
     )  # fmt: skip
     command.add_argument(
-        "--null", metavar="N", type=whole, default=1, help="draws of the null distribution; 0 for none (default 1)"
+        "--level", metavar="L", type=arguments.number, default=0.04, help="overlap that counts (default 0.04)"
     )
-    command.add_argument("--units", metavar="N", type=positive, default=6, help="best units in pictures (default 6)")
-    add_device(command)
+    command.add_argument(
+        "--share", metavar="S", type=arguments.number, default=0.005,
+        help="share of a unit's activations above its threshold (default 0.005)",
+    )  # fmt: skip
+    command.add_argument(
+        "--null",
+        metavar="N",
+        type=arguments.whole,
+        default=1,
+        help="draws of the null distribution; 0 for none (default 1)",
+    )
+    command.add_argument(
+        "--units", metavar="N", type=arguments.positive, default=6, help="best units in pictures (default 6)"
+    )
+    arguments.add_device(command)
     command.add_argument("--out", metavar="DIR", help="write the results, the curve, bars and the best units")
-    add_json(command)
+    arguments.add_json(command)
 
 
 def run(options: Namespace) -> int:
@@ -106,9 +95,9 @@ def run(options: Namespace) -> int:
     from intertwine.lab.zoo.precision import find_device
     from intertwine.lab.zoo.recipe import seeds
 
-    alphas = list(dict.fromkeys(number_list("--rotation", options.rotation, "0,0.5,1")))
+    alphas = list(dict.fromkeys(arguments.number_list("--rotation", options.rotation, "0,0.5,1")))
     rotations = seeds(options.seeds)
-    with exclusive_folder(options.out), status(f"building {options.model}") as step:
+    with output.exclusive_folder(options.out), output.status(f"building {options.model}") as step:
         device = find_device(options.device)
         loaded = load(options.model, options.weights, options.input)
         loaded = replace(loaded, model=loaded.model.to(device))
@@ -126,9 +115,9 @@ def run(options: Namespace) -> int:
         }  # fmt: skip
         files = _write(options, loaded, data, scan, answer) if options.out else []
     if options.json:
-        print_json(answer | {"out": options.out})
+        output.print_json(answer | {"out": options.out})
     else:
-        show(_header(loaded, data, scan), _bases(scan), _units(scan), _notes(scan), wrote(*files))
+        output.show(_header(loaded, data, scan), _bases(scan), _units(scan), _notes(scan), output.wrote(*files))
     return 0
 
 
@@ -145,7 +134,7 @@ class DissectionData:
 
 
 def dissection_data(options: Namespace, loaded: Loaded) -> DissectionData:
-    """Images at the size and under the normalisation that a network was trained with, and the masks of their concepts."""
+    """Images at the size and under the normalisation of a network's training, and the masks of their concepts."""
     import torch
 
     from intertwine.lab.zoo.datasets.concepts import SMALLEST, concept_images
@@ -208,7 +197,7 @@ def _normalisation(options: Namespace) -> tuple[Sequence[float], Sequence[float]
 
 
 def _colours(flag: str, text: str) -> list[float]:
-    found = number_list(flag, text, "0.5,0.5,0.5")
+    found = arguments.number_list(flag, text, "0.5,0.5,0.5")
     if len(found) != 3 or (flag == "--std" and min(found) <= 0):
         raise InputError(f"{flag} {text} is not three numbers{' above 0' * (flag == '--std')}. Write 0.5,0.5,0.5.")
     return found
@@ -237,7 +226,7 @@ def _write(
         pictures[f"units-{alpha:g}.png"] = draw_units(loaded.model, data.images, found, turn, units=options.units)
     write_json(folder / RESULT_FILE, answer)
     for name, figure in pictures.items():
-        save_picture(figure, folder / name)
+        output.save_picture(figure, folder / name)
     return [folder / name for name in (RESULT_FILE, *pictures)]
 
 
@@ -249,21 +238,22 @@ def _header(loaded: Loaded, data: DissectionData, scan: RotationScan) -> Text:
     one = _first(scan)
     words = f"\n{len(one.units)} units, {one.images:,} images of {data.name}, {len(one.names)} concepts; a unit counts "
     words += f"where its overlap with a concept is above {one.level:g}"
-    return text(f"{scan.at} of {loaded.name}", style="bold").append(words, "not bold")
+    return output.text(f"{scan.at} of {loaded.name}", style="bold").append(words, "not bold")
 
 
 def _bases(scan: RotationScan) -> Table:
     """One row per basis: interpretable units, the share under the null, and units (different concepts) per category."""
     kinds = list(_first(scan).by_category)
-    rows = table("α", "rotation", "units", "share", "by chance", "above chance", *kinds)
+    rows = output.table("α", "rotation", "units", "share", "by chance", "above chance", *kinds)
     own = False
     for (alpha, seed), one in sorted(scan.dissections.items(), key=lambda item: item[0]):
         if not one.rotated and own:
             continue  # the network's own basis is the same for every rotation
         own = own or not one.rotated
+        shares = one.fraction, None if one.null is None else one.null.above(one.level), one.fraction_above_chance
         rows.add_row(
-            f"{alpha:g}", str(seed) if one.rotated else "–", str(len(one.interpretable)), percent(one.fraction, 1),
-            percent(None if one.null is None else one.null.above(one.level), 1), percent(one.fraction_above_chance, 1),
+            f"{alpha:g}", str(seed) if one.rotated else "–", str(len(one.interpretable)),
+            *(output.percent(share, 1) for share in shares),
             *(f"{found.units} ({found.concepts})" for found in one.by_category.values()),
         )  # fmt: skip
     return rows
@@ -275,7 +265,7 @@ def _units(scan: RotationScan) -> Table | None:
     if not best:
         return None
     heads = ("best units", "concept", "category", "overlap")
-    rows = table(*heads, left=heads[:3])
+    rows = output.table(*heads, left=heads[:3])
     for unit in best:
         rows.add_row(str(unit.unit), unit.concept, unit.category, f"{unit.iou:.3f}")
     return rows
@@ -286,11 +276,11 @@ def _notes(scan: RotationScan) -> Text | None:
     notes = []
     if one.null is not None:
         notes.append(
-            f"under the null (masks of other images), 95 % of units stay below {one.null.quantile():.4f}; above chance: "
-            "the share of units above this bound of their own basis"
+            f"under the null (masks of other images), 95 % of units stay below {one.null.quantile():.4f}; above "
+            "chance: the share of units above this bound of their basis"
         )
-    notes = [text(note, style="dim") for note in [*notes, "per category: units (different concepts)"]]
+    notes = [output.text(note, style="dim") for note in [*notes, "per category: units (different concepts)"]]
     if one.left_out:
         names = ", ".join(one.left_out[:5]) + ", …" * (len(one.left_out) > 5)
-        notes.append(text(f"left out, in no image: {names}", style="yellow"))
-    return lines(notes)
+        notes.append(output.text(f"left out, in no image: {names}", style="yellow"))
+    return output.lines(notes)

@@ -8,31 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intertwine.cli.arguments import (
-    ZOO,
-    add_data,
-    add_json,
-    add_model,
-    given_flags,
-    number,
-    refuse_together,
-    require_data,
-)
+from intertwine.cli import arguments, output
 from intertwine.cli.networks import ImageSplits, load_networks, read_images, require_batch_norm, split_training_images
-from intertwine.cli.output import (
-    ProgressCallback,
-    exclusive_folder,
-    lines,
-    percent,
-    print_json,
-    progress,
-    save_picture,
-    show,
-    subprogress,
-    table,
-    text,
-    wrote,
-)
 from intertwine.errors import InputError
 from intertwine.fold.options import CHOICES, PAPER_CODE, PRINTED, Options
 
@@ -64,15 +41,15 @@ def add(command: ArgumentParser) -> None:
     command.description = (
         "Merge the features of a network that are nearly the same, or take out those that others can express, without "
         "training; the result is a smaller network of the same kind. Say how much: by --beta, by --parameters, by "
-        "--floor or by --widths. With --data, both networks are scored on test images." + ZOO
+        "--floor or by --widths. With --data, both networks are scored on test images." + arguments.ZOO
     )
-    add_model(command)
+    arguments.add_model(command)
     command.add_argument(
-        "--parameters", metavar="SHARE|NUMBER", type=number,
+        "--parameters", metavar="SHARE|NUMBER", type=arguments.number,
         help="fold to this many parameters, each layer as far as costs least: a share below 1, or a number",
     )  # fmt: skip
     command.add_argument(
-        "--floor", metavar="ACCURACY", type=number,
+        "--floor", metavar="ACCURACY", type=arguments.number,
         help="fold as far as this accuracy allows, such as 0.9. It is measured on half of the training images that "
         "--samples allows, never on test images; a network does better on its training images than on new ones",
     )  # fmt: skip
@@ -86,7 +63,10 @@ def add(command: ArgumentParser) -> None:
         "the more merges (default 0.1). LAYER=B for one layer; repeat it for several, all others are then left alone",
     )  # fmt: skip
     command.add_argument(
-        "--max-ratio", metavar="R", type=number, help="the largest share of a layer's features that may be merged away"
+        "--max-ratio",
+        metavar="R",
+        type=arguments.number,
+        help="the largest share of a layer's features that may be merged away",
     )
     command.add_argument(
         "--how", choices=("absorb", "merge"),
@@ -121,7 +101,7 @@ def add(command: ArgumentParser) -> None:
         help="options of Chen, Zhou and Yan (2024): Algorithm 1 as printed, or their code; explicit options override "
         "the preset",
     )  # fmt: skip
-    add_data(command, "test images to score on, and at most this many training images where these are used")
+    arguments.add_data(command, "test images to score on, and at most this many training images where these are used")
     command.add_argument(
         "--reset", action="store_true",
         help="re-estimate the BatchNorm statistics of the smaller network on training images, without labels; it is "
@@ -131,21 +111,21 @@ def add(command: ArgumentParser) -> None:
         "--out", metavar="DIR",
         help="write the smaller network and the results; and a picture, unless features were absorbed",
     )  # fmt: skip
-    add_json(command)
+    arguments.add_json(command)
 
 
 def run(options: Namespace) -> int:
     """Carry out the command."""
     if options.reset:
-        require_data(options, "--reset measures BatchNorm statistics on data")
+        arguments.require_data(options, "--reset measures BatchNorm statistics on data")
     method = fold_method(options)
-    with exclusive_folder(options.out), progress(f"building {options.model}") as step:
+    with output.exclusive_folder(options.out), output.progress(f"building {options.model}") as step:
         images = read_images(options, [options.model])
         (loaded,) = load_networks([options.model], [options.weights], options.input, images)
         if options.reset:
             require_batch_norm(loaded)
         step("folding", 0.1)
-        found = method.run(loaded, images, subprogress(step, 0.1, 0.8))
+        found = method.run(loaded, images, output.subprogress(step, 0.1, 0.8))
         step("counting different features", 0.8)
         features = _features(found.fold, method.settings)
         step("timing and scoring", 0.9)
@@ -153,9 +133,9 @@ def run(options: Namespace) -> int:
         report = FoldReport(loaded, method.settings, folded, features, folded.latency(), scores, images, found.held_out)
         files = _write(options, report) if options.out else []
     if options.json:
-        print_json(report.to_dict() | folded.to_dict() | {"out": options.out})
+        output.print_json(report.to_dict() | folded.to_dict() | {"out": options.out})
     else:
-        show(*_shown(report), wrote(*files))
+        output.show(*_shown(report), output.wrote(*files))
     return 0
 
 
@@ -181,7 +161,7 @@ class FoldMethod:
     """A way of folding: its settings as they are reported, and the function that folds."""
 
     settings: Mapping[str, Any]
-    run: Callable[[Loaded, ImageSplits | None, ProgressCallback], FoldingRun]
+    run: Callable[[Loaded, ImageSplits | None, output.ProgressCallback], FoldingRun]
 
 
 def fold_method(options: Namespace) -> FoldMethod:
@@ -190,7 +170,7 @@ def fold_method(options: Namespace) -> FoldMethod:
     way = "sized" if sized else options.method or "iterative"
     allowed, chosen_by = WAYS[way]
     for option in dict.fromkeys(option for names, _ in WAYS.values() for option in names):
-        if option not in allowed and (flags := given_flags(options, [option])):
+        if option not in allowed and (flags := arguments.given_flags(options, [option])):
             others = " and ".join(words for names, words in WAYS.values() if option in names)
             raise InputError(f"{flags[0]} has no effect on {chosen_by}; it belongs to {others}. Leave one of them out.")
     return {"iterative": _iterative, "sized": _sized, "kmeans": _kmeans, "activations": _activations}[way](options)
@@ -205,7 +185,7 @@ def _iterative(options: Namespace) -> FoldMethod:
     settings: dict[str, Any] = {"beta": _beta(options), **PRESETS[options.preset], **given}
     Options(**settings)
 
-    def run(loaded: Loaded, images: ImageSplits | None, progress: ProgressCallback) -> FoldingRun:
+    def run(loaded: Loaded, images: ImageSplits | None, progress: output.ProgressCallback) -> FoldingRun:
         return FoldingRun(fold(loaded.model, *loaded.args, **settings, **loaded.kwargs), _train(images))
 
     return FoldMethod(settings, run)
@@ -217,18 +197,18 @@ def _sized(options: Namespace) -> FoldMethod:
     from intertwine.stitch.scores import accuracy_of
 
     how, floor = options.how or "absorb", options.floor
-    refuse_together(options, "parameters", "floor", reason=": either decides the size")
+    arguments.refuse_together(options, "parameters", "floor", reason=": either decides the size")
     if options.with_data and how == "merge":
         raise InputError("--with-data has no effect on --how merge, which compares weights alone. Leave it out.")
     if floor is not None:
-        require_data(options, "--floor is an accuracy on images")
+        arguments.require_data(options, "--floor is an accuracy on images")
     if options.with_data:
-        require_data(options, "--with-data uses training images")
+        arguments.require_data(options, "--with-data uses training images")
     reset = bool(options.reset) and floor is not None  # the search then measures the accuracy after the reset
     uses_data = bool(options.with_data) or (reset and how == "absorb")
     target = {"parameters": options.parameters} if floor is None else {"floor": floor}
 
-    def run(loaded: Loaded, images: ImageSplits | None, progress: ProgressCallback) -> FoldingRun:
+    def run(loaded: Loaded, images: ImageSplits | None, progress: output.ProgressCallback) -> FoldingRun:
         seen, held = (_train(images), None) if floor is None or images is None else split_training_images(images)
         found = fold_to(
             loaded.model, *loaded.args, **target, held_out=held, how=how, data=seen if uses_data or reset else None,
@@ -253,7 +233,7 @@ def _kmeans(options: Namespace) -> FoldMethod:
         raise InputError("--method kmeans needs the number of features to keep. Add --widths 0.5, or LAYER=NUMBER.")
     widths = _widths(options)
 
-    def run(loaded: Loaded, images: ImageSplits | None, progress: ProgressCallback) -> FoldingRun:
+    def run(loaded: Loaded, images: ImageSplits | None, progress: output.ProgressCallback) -> FoldingRun:
         folded = fold_kmeans(loaded.model, *loaded.args, widths=widths, **loaded.kwargs)
         return FoldingRun(folded, _train(images))
 
@@ -264,13 +244,13 @@ def _activations(options: Namespace) -> FoldMethod:
     from intertwine.fold.clustering import fold_activations
     from intertwine.fold.fold import fold_groups
 
-    require_data(options, "--method activations compares activations on training images")
-    refuse_together(options, "beta", "widths", reason=": either decides when to stop")
+    arguments.require_data(options, "--method activations compares activations on training images")
+    arguments.refuse_together(options, "beta", "widths", reason=": either decides when to stop")
     limit = {"widths": _widths(options)} if options.widths else {"beta": _beta(options)}
     if "beta" in limit:
         Options(**limit)
 
-    def run(loaded: Loaded, images: ImageSplits | None, progress: ProgressCallback) -> FoldingRun:
+    def run(loaded: Loaded, images: ImageSplits | None, progress: output.ProgressCallback) -> FoldingRun:
         assert images is not None  # required above
         groups = fold_activations(loaded.model, images.train, **limit).groups
         # merged again with the inputs of the other ways, so that FLOPs and times are those of one image too
@@ -380,39 +360,39 @@ def _write(options: Namespace, report: FoldReport) -> list[Path]:
     inputs = options.input or ([] if report.images is None else ["x".join(map(str, (1, *report.images.shape)))])
     files = list(save_folded(folder, report.folded, options.model, inputs, report.to_dict()))
     if report.features is not None and report.features.layers:
-        save_picture(report.features.plot(), folder / PICTURE)
+        output.save_picture(report.features.plot(), folder / PICTURE)
         files.append(folder / PICTURE)
     return files
 
 
 def _shown(report: FoldReport) -> tuple[Text | Table | None, ...]:
     folded = report.folded
-    head = text(f"{report.loaded.name} folded", style="bold")
+    head = output.text(f"{report.loaded.name} folded", style="bold")
     if not folded.groups:
         head.append("\nnothing to fold: no layer has features that may be merged", "yellow")
     elif not folded.removed:
         head.append("\nnothing was merged: no two features are near enough; a larger --beta merges more", "yellow")
-    skipped = [text(f"not folded: {s.what}: ", (s.reason, "dim")) for s in folded.skipped]
+    skipped = [output.text(f"not folded: {s.what}: ", (s.reason, "dim")) for s in folded.skipped]
     if (more := len(skipped) - MAX_SKIPPED_SHOWN) > 0:
-        skipped[MAX_SKIPPED_SHOWN:] = [text(f"and {more} more (--json has all)", style="dim")]
-    return head, _costs(report), _layers(report) if folded.groups else None, lines(skipped)
+        skipped[MAX_SKIPPED_SHOWN:] = [output.text(f"and {more} more (--json has all)", style="dim")]
+    return head, _costs(report), _layers(report) if folded.groups else None, output.lines(skipped)
 
 
 def _costs(report: FoldReport) -> Table:
     """Before and after, one row each."""
-    rows = table("", "before", "after", "left", left=("",))
+    rows = output.table("", "before", "after", "left", left=("",))
     for name, change in (("parameters", report.folded.parameters), ("FLOPs", report.folded.flops)):
-        rows.add_row(name, f"{change.before:,}", f"{change.after:,}", percent(change.share, 1))
+        rows.add_row(name, f"{change.before:,}", f"{change.after:,}", output.percent(change.share, 1))
     times = report.latency
     milliseconds = (f"{1000 * seconds:.2f} ms" for seconds in (times.before, times.after))
-    rows.add_row("time of a forward", *milliseconds, percent(times.share, 1))
+    rows.add_row("time of a forward", *milliseconds, output.percent(times.share, 1))
     if report.images is not None:
-        before, *after = map(percent, report.scores.values())
+        before, *after = map(output.percent, report.scores.values())
         for name, share in zip([*report.scores][1:], after, strict=True):
             rows.add_row(f"accuracy on {report.images.name}{name.removeprefix('after')}", before, share, "")
     if report.held_out is not None:
         count, *shares = report.held_out.values()
-        rows.add_row(f"accuracy on {count} held-out training images", *map(percent, shares), "")
+        rows.add_row(f"accuracy on {count} held-out training images", *map(output.percent, shares), "")
     return rows
 
 
@@ -423,7 +403,7 @@ def _layers(report: FoldReport) -> Table:
     dead = None if report.features is None else {layer.name: str(layer.dead) for layer in report.features.layers}
     betas = report.folded.betas
     heads = ("layer", "features", *(["dead"] if dead else []), "left", *(["beta"] if betas else []), "how")
-    rows = table(*heads, left=("layer", "how"))
+    rows = output.table(*heads, left=("layer", "how"))
     for name, width in report.folded.widths.items():
         cells = [name, str(width.before), *([dead[name]] if dead else []), str(width.after)]
         rows.add_row(*cells, *([f"{betas[name]:.3g}"] if betas else []), RULES[report.folded.rules[name]])

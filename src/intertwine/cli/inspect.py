@@ -8,18 +8,7 @@ from collections.abc import Iterator, Sequence
 from math import floor
 from typing import TYPE_CHECKING, Any
 
-from intertwine.cli.arguments import CERTIFICATE, add_exit_codes, add_json, add_model, positive
-from intertwine.cli.output import (
-    SVG,
-    check_picture,
-    count_of,
-    human_count,
-    print_json,
-    show,
-    status,
-    text,
-    wrote,
-)
+from intertwine.cli import arguments, output
 from intertwine.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,18 +41,22 @@ COPIES = 5
 def add(command: ArgumentParser) -> None:
     """Give the parser its arguments."""
     command.description = "Find the symmetry of a network, certify it on random elements, and show it."
-    add_exit_codes(command, CERTIFICATE)
-    add_model(command)
+    arguments.add_exit_codes(command, arguments.CERTIFICATE)
+    arguments.add_model(command)
     command.add_argument(
         "--certify", action=BooleanOptionalAction, default=True, help="certify the symmetry in float64 (default)"
     )
     command.add_argument(
-        "--trials", metavar="N", type=positive, default=3, help="random elements of the certificate (default 3)"
+        "--trials",
+        metavar="N",
+        type=arguments.positive,
+        default=3,
+        help="random elements of the certificate (default 3)",
     )
     command.add_argument("--continuous", action="store_true", help="let whole matrices act where only linear maps meet")
     command.add_argument("--frozen", action="store_true", help="list every frozen axis with its reason")
     command.add_argument("--slots", action="store_true", help="list where each wire acts")
-    add_json(command)
+    arguments.add_json(command)
     command.add_argument("--svg", metavar="FILE", help="write a picture of the wires")
 
 
@@ -74,8 +67,8 @@ def run(options: Namespace) -> int:
     from intertwine.lab.report.wire_graph import wire_graph
     from intertwine.symmetry.symmetry import symmetry
 
-    check_picture(options.svg, SVG)
-    with status(f"building {options.model}") as step:
+    output.check_picture(options.svg, output.SVG)
+    with output.status(f"building {options.model}") as step:
         loaded = load(options.model, options.weights, options.input)
         step("finding its symmetry")
         found = symmetry(loaded.model, *loaded.args, continuous=options.continuous, **loaded.kwargs)
@@ -89,11 +82,11 @@ def run(options: Namespace) -> int:
             step("drawing")
             write_text(options.svg, wire_graph(found, loaded.model, loaded.name))
     if options.json:
-        print_json(as_dict(loaded, found, certificate))
+        output.print_json(as_dict(loaded, found, certificate))
     else:
-        show(
+        output.show(
             symmetry_header(loaded.name, found, loaded.model), wire_tree(found, options.slots),
-            frozen_axes(found, options.frozen), certificate_verdict(certificate), wrote(options.svg),
+            frozen_axes(found, options.frozen), certificate_verdict(certificate), output.wrote(options.svg),
         )  # fmt: skip
     return 0 if certificate is None or certificate.ok else 1
 
@@ -122,13 +115,13 @@ def _check_memory(loaded: Loaded) -> None:
 def symmetry_header(name: str, symmetry: Symmetry, model: nn.Module) -> Text:
     """The symmetry in one line of numbers."""
     numbers = [
-        f"{human_count(sum(p.numel() for p in model.parameters()))} parameters",
-        count_of(len(symmetry.wires), "wire"),
+        f"{output.human_count(sum(p.numel() for p in model.parameters()))} parameters",
+        output.count_of(len(symmetry.wires), "wire"),
         f"e^{symmetry.log_order:,.0f} permutations",
-        count_of(symmetry.dimension, "continuous dimension"),
+        output.count_of(symmetry.dimension, "continuous dimension"),
         f"{floor(symmetry.coverage(model) * 10**4) / 100:.2f}% coverage",  # rounded down: 100% means all of them
     ]
-    return text((name, "bold"), " · ", " · ".join(numbers))
+    return output.text((name, "bold"), " · ", " · ".join(numbers))
 
 
 def wire_tree(symmetry: Symmetry, slots: bool = False) -> Group:
@@ -138,11 +131,11 @@ def wire_tree(symmetry: Symmetry, slots: bool = False) -> Group:
 
     from intertwine.lab.report.outline import outline
 
-    root = Tree(text("wires", style="bold"))
+    root = Tree(output.text("wires", style="bold"))
     _add_section(root, outline(symmetry.wires), slots)
     if not symmetry.wires:
-        root.add(text("none: only the identity preserves the function of this network", style="dim"))
-    return Group(root, text(group_legend(symmetry), style="dim"))
+        root.add(output.text("none: only the identity preserves the function of this network", style="dim"))
+    return Group(root, output.text(group_legend(symmetry), style="dim"))
 
 
 def group_legend(symmetry: Symmetry) -> str:
@@ -156,7 +149,7 @@ def _add_section(branch: Tree, section: OutlineSection, slots: bool) -> None:
 
     _add_lines(branch, section.lines, slots)
     for inner in section.sections:
-        _add_section(branch.add(text(title(inner), style="bold")), inner, slots)
+        _add_section(branch.add(output.text(title(inner), style="bold")), inner, slots)
 
 
 def _add_lines(branch: Tree, lines: Sequence[OutlineLine], slots: bool) -> None:
@@ -165,12 +158,14 @@ def _add_lines(branch: Tree, lines: Sequence[OutlineLine], slots: bool) -> None:
     widest = min(max((len(title(line)) for line in lines), default=0), 48)
     for line in lines:
         wire = line.wire
-        shown = text(f"{title(line):{widest}}  ", (f"{wire.size:>5}", "cyan"), "  ", (str(wire.group), "magenta"))
+        shown = output.text(
+            f"{title(line):{widest}}  ", (f"{wire.size:>5}", "cyan"), "  ", (str(wire.group), "magenta")
+        )
         if wire.pinned and wire.size > 1:
             shown.append(f"  in fixed order: {wire.pinned}", "dim")
         node = branch.add(shown)
         for slot in wire.slots if slots else ():
-            node.add(text(str(slot), style="dim"))
+            node.add(output.text(str(slot), style="dim"))
         _add_lines(node, line.dependents, slots)
 
 
@@ -180,22 +175,22 @@ def frozen_axes(symmetry: Symmetry, every: bool = False) -> Group:
 
     from intertwine.lab.report.outline import frozen_reasons
 
-    rows = [text(f"frozen: {len(symmetry.frozen)} axes", style="bold")]
+    rows = [output.text(f"frozen: {len(symmetry.frozen)} axes", style="bold")]
     if every:
-        rows += [text(f"  {what}: ", (reason, "dim")) for what, reason in symmetry.frozen]
+        rows += [output.text(f"  {what}: ", (reason, "dim")) for what, reason in symmetry.frozen]
     else:
         for reason in frozen_reasons(symmetry.frozen):
             examples = ", ".join(reason.axes[:EXAMPLES]) + (", …" if len(reason.axes) > EXAMPLES else "")
-            rows.append(text((f"{len(reason.axes):>6}  ", "cyan"), reason.text, (f" ({examples})", "dim")))
+            rows.append(output.text((f"{len(reason.axes):>6}  ", "cyan"), reason.text, (f" ({examples})", "dim")))
     return Group(*rows, *_unsupported(symmetry))
 
 
 def _unsupported(symmetry: Symmetry) -> Iterator[Text]:
     if symmetry.unsupported:
-        yield text("ops without a rule, what they touch is frozen:", style="bold yellow")
+        yield output.text("ops without a rule, what they touch is frozen:", style="bold yellow")
     first = dict(reversed(symmetry.unsupported))
     for op, count in Counter(op for op, _ in symmetry.unsupported).most_common():
-        yield text((f"{count:>6}  ", "cyan"), op, (f" (first at {first[op]})", "dim"))
+        yield output.text((f"{count:>6}  ", "cyan"), op, (f" (first at {first[op]})", "dim"))
 
 
 def certificate_verdict(certificate: Certificate | None) -> Group:
@@ -203,20 +198,24 @@ def certificate_verdict(certificate: Certificate | None) -> Group:
     from rich.console import Group
 
     if certificate is None:
-        return Group(text("not certified (--no-certify)", style="yellow"))
+        return Group(output.text("not certified (--no-certify)", style="yellow"))
     worst = max(certificate.per_wire.values(), default=0.0)
     measured = (
         f"outputs change by {certificate.max_error:.1e}, hidden features are within {worst:.1e} of the prediction, "
-        f"over {count_of(certificate.trials, 'random element')} in float64"
+        f"over {output.count_of(certificate.trials, 'random element')} in float64"
     )
     if certificate.vacuous:
-        verdict = text(f"certificate empty: the outputs do not depend on the weights ({measured})", style="bold yellow")
+        verdict = output.text(
+            f"certificate empty: the outputs do not depend on the weights ({measured})", style="bold yellow"
+        )
     elif certificate.ok:
-        verdict = text(("✓ certified: ", "bold green"), (measured, "green"))
+        verdict = output.text(("✓ certified: ", "bold green"), (measured, "green"))
     else:
-        verdict = text(("✗ not a symmetry: ", "bold red"), (measured, "red"))
+        verdict = output.text(("✗ not a symmetry: ", "bold red"), (measured, "red"))
     broken = []
     for b in certificate.broken:
         wires = ", ".join(b.wires[:3]) + (f" and {len(b.wires) - 3} more" if len(b.wires) > 3 else "")
-        broken.append(text(f"  broke at {b.op} ({b.place}) by {b.error:.1e}; frozen there: {wires}", style="yellow"))
+        broken.append(
+            output.text(f"  broke at {b.op} ({b.place}) by {b.error:.1e}; frozen there: {wires}", style="yellow")
+        )
     return Group(verdict, *broken)

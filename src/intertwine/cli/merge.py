@@ -7,20 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from intertwine.cli.arguments import (
-    MODEL,
-    ZOO,
-    add_data,
-    add_input,
-    add_json,
-    add_method,
-    method_options,
-    number_list,
-    require_data,
-    require_method_data,
-)
+from intertwine.cli import arguments, output
 from intertwine.cli.networks import ImageSplits, load_networks, read_images
-from intertwine.cli.output import count_of, lines, percent, print_json, show, status, table, terminal, text
 from intertwine.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,23 +23,23 @@ def add(command: ArgumentParser) -> None:
     command.description = (
         "Merge several networks of one architecture: move them into a common frame, average, repair. With --data, the "
         "result is compared with the given networks and with their plain mean, with and without the same repair, on "
-        "test images." + ZOO
+        "test images." + arguments.ZOO
     )
-    command.add_argument("models", metavar="MODEL", nargs="+", help=f"two or more: {MODEL}")
+    command.add_argument("models", metavar="MODEL", nargs="+", help=f"two or more: {arguments.MODEL}")
     command.add_argument(
         "--weights", metavar="FILE", action="append", default=[],
         help="a checkpoint; repeat it, one for each network in their order, - for a network that needs none",
     )  # fmt: skip
-    add_input(command)
-    add_method(command, "as for align; also none (the plain mean), sorted (the mean of NodeSort forms)")
-    add_data(command, "at most this many training images to align and repair on, and test images to score on")
+    arguments.add_input(command)
+    arguments.add_method(command, "as for align; also none (the plain mean), sorted (the mean of NodeSort forms)")
+    arguments.add_data(command, "at most this many training images to align and repair on, and test images to score on")
     command.add_argument(
         "--repair", choices=("reset", "repair", "scales", "none"), default="none",
         help="reset: BatchNorm statistics, on data. repair: REPAIR, on data. scales: sizes of units, without data",
     )  # fmt: skip
     command.add_argument("--weights-of", metavar="W,…", help="shares of the mean, such as 0.7,0.3 (default: equal)")
     command.add_argument("--out", metavar="FILE", help="write the merged weights (safetensors)")
-    add_json(command)
+    arguments.add_json(command)
 
 
 def run(options: Namespace) -> int:
@@ -60,7 +48,7 @@ def run(options: Namespace) -> int:
     from intertwine.connect.merge import score_notes, scored
 
     _check(options)
-    with status("building the networks") as step:
+    with output.status("building the networks") as step:
         images = read_images(options, options.models)
         networks = load_networks(options.models, _checkpoints(options), options.input, images)
         step(f"merging by {options.method}")
@@ -77,11 +65,11 @@ def run(options: Namespace) -> int:
     if options.json:
         head = {"models": [network.name for network in networks], "dataset": None if images is None else images.name}
         tail = {"scores": [asdict(score) for score in scores], "notes": notes, "out": options.out}
-        print_json(head | merged.to_dict() | tail)
+        output.print_json(head | merged.to_dict() | tail)
     else:
         _show(merged, scores, notes, images)
         if options.out:
-            terminal().print(text(f"\nwrote {options.out}"))
+            output.terminal().print(output.text(f"\nwrote {options.out}"))
     return 0
 
 
@@ -94,11 +82,11 @@ def _check(options: Namespace) -> None:
             f"--option {options.option[0]} has no effect: the method {options.method!r} does not search and has no "
             "options. Leave it out, or choose another method."
         )
-    method_options(options.method, options.option)
+    arguments.method_options(options.method, options.option)
     _shares(options)
-    require_method_data(options)
+    arguments.require_method_data(options)
     if options.repair in ("reset", "repair"):
-        require_data(options, f"--repair {options.repair} measures on data")
+        arguments.require_data(options, f"--repair {options.repair} measures on data")
 
 
 def _merged(
@@ -110,7 +98,8 @@ def _merged(
     return merge(
         [network.model for network in networks], *networks[0].args, data=images and images.train, method=method,
         repair=None if repair == "none" else repair, weights=_shares(options), check=False, seed=options.seed,
-        options=None if method in WITHOUT_SEARCH else method_options(method, options.option), **networks[0].kwargs,
+        options=None if method in WITHOUT_SEARCH else arguments.method_options(method, options.option),
+        **networks[0].kwargs,
     )  # fmt: skip
 
 
@@ -131,15 +120,19 @@ def _plain_means(
 def _checkpoints(options: Namespace) -> list[str | None]:
     files = options.weights
     if files and len(files) != len(options.models):
+        networks, checkpoints = (
+            output.count_of(len(options.models), "network"),
+            output.count_of(len(files), "checkpoint"),
+        )
         raise InputError(
-            f"{count_of(len(options.models), 'network')} and {count_of(len(files), 'checkpoint')} are given. Repeat "
-            "--weights once for each network, in their order; write --weights - for a network that needs none."
+            f"{networks} and {checkpoints} are given. Repeat --weights once for each network, in their order; write "
+            "--weights - for a network that needs none."
         )
     return [None if file == "-" else file for file in files] or [None] * len(options.models)
 
 
 def _shares(options: Namespace) -> list[float] | None:
-    return None if options.weights_of is None else number_list("--weights-of", options.weights_of, "0.7,0.3")
+    return None if options.weights_of is None else arguments.number_list("--weights-of", options.weights_of, "0.7,0.3")
 
 
 def _new_tensors(given: nn.Module, merged: nn.Module) -> list[str]:
@@ -148,7 +141,7 @@ def _new_tensors(given: nn.Module, merged: nn.Module) -> list[str]:
     if not new:
         return []
     return [
-        f"The merged network has {count_of(len(new), 'tensor')} that the given ones lack ({', '.join(new[:3])}"
+        f"The merged network has {output.count_of(len(new), 'tensor')} that the given ones lack ({', '.join(new[:3])}"
         f"{' …' * (len(new) > 3)}): the repair needs a bias there. Its weights load only into a network with these."
     ]
 
@@ -156,7 +149,7 @@ def _new_tensors(given: nn.Module, merged: nn.Module) -> list[str]:
 def _show(merged: Merged, scores: Sequence[NetworkScore], notes: Sequence[str], images: ImageSplits | None) -> None:
     from intertwine.connect.merge import PLAIN_MEAN, REPAIRED_MEAN
 
-    head = text(f"{len(merged.weights)} networks merged by {merged.method}", style="bold")
+    head = output.text(f"{len(merged.weights)} networks merged by {merged.method}", style="bold")
     head.append(f", repaired by {merged.repair}" if merged.repair else "")
     shares = ", ".join(f"{share:.4g}" for share in merged.weights)
     head.append(
@@ -165,9 +158,11 @@ def _show(merged: Merged, scores: Sequence[NetworkScore], notes: Sequence[str], 
     rows = None
     if images is not None:
         on = f"on test images of {images.name}"
-        rows = table(on, "loss", "accuracy", left=(on,))
+        rows = output.table(on, "loss", "accuracy", left=(on,))
         itself = None if merged.method != "none" else REPAIRED_MEAN if merged.repair else PLAIN_MEAN
         for score in scores:
             if score.name != itself:
-                rows.add_row(score.name, f"{score.loss:.4f}", percent(None if score.error is None else 1 - score.error))
-    show(head, rows, lines(notes, "yellow"))
+                rows.add_row(
+                    score.name, f"{score.loss:.4f}", output.percent(None if score.error is None else 1 - score.error)
+                )
+    output.show(head, rows, output.lines(notes, "yellow"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from intertwine.cli.arguments import add_json
-from intertwine.cli.output import print_json, terminal
+from intertwine.cli import arguments, output
 
 
 def add(command: ArgumentParser) -> None:
@@ -14,7 +13,7 @@ def add(command: ArgumentParser) -> None:
     command.description = "Write the results of a study as one HTML file that opens from disk."
     command.add_argument("folder", metavar="FOLDER", help="the folder of the study, as `intertwine study run` names it")
     command.add_argument("--out", metavar="FILE", help="the HTML file (default report.html in the folder)")
-    add_json(command)
+    arguments.add_json(command)
 
 
 def run(options: Namespace) -> int:
@@ -23,7 +22,7 @@ def run(options: Namespace) -> int:
 
     path = write(options.folder, options.out or Path(options.folder) / "report.html")
     if options.json:
-        print_json({"report": str(path), "bytes": path.stat().st_size})
+        output.print_json({"report": str(path), "bytes": path.stat().st_size})
     else:
-        terminal().print(f"the report is {path}, {path.stat().st_size / 1e6:.1f} MB: open it in a browser")
+        output.terminal().print(f"the report is {path}, {path.stat().st_size / 1e6:.1f} MB: open it in a browser")
     return 0

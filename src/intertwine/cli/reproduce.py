@@ -8,18 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intertwine.cli.arguments import add_device, add_json
-from intertwine.cli.output import (
-    check_picture,
-    duration,
-    exclusive_folder,
-    print_json,
-    progress,
-    show,
-    table,
-    terminal,
-    text,
-)
+from intertwine.cli import arguments, output
 from intertwine.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,10 +45,10 @@ def add(command: ArgumentParser) -> None:
     )
     command.add_argument("--results", metavar="PATH", help="a folder for result files, or the file of one experiment")
     command.add_argument("--data-folder", metavar="DIR", help="the folder of the data sets (default: INTERTWINE_DATA)")
-    add_device(command)
+    arguments.add_device(command)
     command.add_argument("--plot", metavar="FILE", help="the figure of one experiment, .svg or .png")
     command.add_argument("--draw", metavar="RESULT", help="run nothing: show and draw a result that was written before")
-    add_json(command)
+    arguments.add_json(command)
 
 
 @dataclass(frozen=True)
@@ -81,18 +70,18 @@ class ExperimentRun:
 
 def run(options: Namespace) -> int:
     """Carry out the command."""
-    check_picture(options.plot)
+    output.check_picture(options.plot)
     if options.list:
         _list(options.json)
         return 0
     done = [_drawn(options)] if options.draw else list(_results(options))
     if options.json:
-        print_json({"experiments": [one.to_dict() for one in done]})
+        output.print_json({"experiments": [one.to_dict() for one in done]})
     else:
-        show(*(experiment_summary(one.result) for one in done))
+        output.show(*(experiment_summary(one.result) for one in done))
         for one in done:
             words = f"{one.result.plan['name']}: result in {one.file}, figure in {one.figure}"
-            terminal().print(text(words))
+            output.terminal().print(output.text(words))
     return 0
 
 
@@ -120,7 +109,7 @@ def _results(options: Namespace) -> Iterator[ExperimentRun]:
     from intertwine.lab.zoo.precision import find_device
 
     plans, device = _plans(options), find_device(options.device)
-    with exclusive_folder(options.out), progress("reading the plans") as step:
+    with output.exclusive_folder(options.out), output.progress("reading the plans") as step:
         for number, plan in enumerate(plans):
             done = number / len(plans)
             result = reproduce(
@@ -164,23 +153,23 @@ def experiment_summary(result: ExperimentResult) -> Group:
     series = dict.fromkeys(line.series for line in printed if line.verdict in ("differs", "no interval"))
     notes = dict.fromkeys(plan["notes"].get(name) or plan["notes"].get("all") for name in series)
     return Group(
-        text((plan["title"], "bold"), f" · scale {plan['scale']}"),
-        text(f"{manifest['device']}, {duration(manifest['seconds'])}", style="dim"),
+        output.text((plan["title"], "bold"), f" · scale {plan['scale']}"),
+        output.text(f"{manifest['device']}, {output.duration(manifest['seconds'])}", style="dim"),
         comparison_table(printed, plan["unit"]) if printed else measured_table(result),
-        *(text(marks[claim.holds], f"{claim.says}: {claim.seen}") for claim in result.claims()),
-        *(text(note, style="dim") for note in notes if note),
+        *(output.text(marks[claim.holds], f"{claim.says}: {claim.seen}") for claim in result.claims()),
+        *(output.text(note, style="dim") for note in notes if note),
     )
 
 
 def comparison_table(printed: Sequence[PrintedNumber], unit: str) -> Table:
     """Every printed number, ours and the verdict."""
     named = [f"{name}, {unit}" if unit else name for name in ("printed", "ours")]
-    rows = table("series", "place", *named, "difference", "n", "verdict", left=("series", "place", "verdict"))
+    rows = output.table("series", "place", *named, "difference", "n", "verdict", left=("series", "place", "verdict"))
     for line in printed:
         rows.add_row(
             line.series, line.label, format_number(line.printed, line.printed_spread),
             format_number(line.mean, line.spread), "" if line.difference is None else f"{line.difference:+.3g}",
-            str(line.count), text(line.verdict, style=COLOURS[line.verdict]),
+            str(line.count), output.text(line.verdict, style=COLOURS[line.verdict]),
         )  # fmt: skip
     return rows
 
@@ -190,7 +179,7 @@ def measured_table(result: ExperimentResult) -> Table:
     from intertwine.lab.papers.experiments import count, summary
 
     unit = result.plan["unit"]
-    rows = table("series", "place", f"ours, {unit}" if unit else "ours", "n", left=("series", "place"))
+    rows = output.table("series", "place", f"ours, {unit}" if unit else "ours", "n", left=("series", "place"))
     for series, places in result.numbers.items():
         for label, values in places.items():
             rows.add_row(series, label, format_number(*summary(values)), str(count(values)))
@@ -216,9 +205,9 @@ def _list(as_json: bool) -> None:
 
     entries = [_entry(find(name), find(name, "cpu")) for name in names()]
     if as_json:
-        print_json({"experiments": entries})
+        output.print_json({"experiments": entries})
     else:
-        terminal().print(experiment_table(entries))
+        output.terminal().print(experiment_table(entries))
 
 
 def _entry(plan: ExperimentPlan, small: ExperimentPlan) -> dict[str, Any]:
@@ -243,7 +232,7 @@ def _data(plan: ExperimentPlan) -> list[str]:
 def experiment_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     """All experiments: their titles, needs and costs at each scale, and whether a result came with the project."""
     heads = ("name", "what", "scale", "needs", "cost", "result")
-    rows = table(*heads, left=heads, overflow="fold")
+    rows = output.table(*heads, left=heads, overflow="fold")
     for entry in entries:
         for place, (scale, needs) in enumerate(entry["needs"].items()):
             what = (entry["title"], f"rows {', '.join(entry['rows'])}", "")[place]

@@ -6,20 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intertwine.cli.arguments import ZOO, add_data, add_device, add_input, add_json, add_pair, parse_option, positive
+from intertwine.cli import arguments, output
 from intertwine.cli.networks import load_networks, read_images
-from intertwine.cli.output import (
-    exclusive_folder,
-    lines,
-    percent,
-    print_json,
-    progress,
-    save_picture,
-    show,
-    table,
-    text,
-    wrote,
-)
 from intertwine.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,10 +26,10 @@ def add(command: ArgumentParser) -> None:
     """Give the parser its arguments."""
     command.description = (
         "Join the front of network A to the back of network B by a map of features, and measure the loss of accuracy. "
-        "All stitch points and families are fitted in one run; both networks stay as they are." + ZOO
+        "All stitch points and families are fitted in one run; both networks stay as they are." + arguments.ZOO
     )
-    add_pair(command)
-    add_input(command)
+    arguments.add_pair(command)
+    arguments.add_input(command)
     command.add_argument(
         "--at", metavar="PATH,…", required=True,
         help="stitch points: module paths such as layer2 or layer1.0.relu:input; FRONT=BACK where they differ",
@@ -54,12 +42,12 @@ def add(command: ArgumentParser) -> None:
     command.add_argument(
         "--fit", choices=("direct", "task", "both"), default="task", help="in closed form, or trained (default task)"
     )
-    add_data(command, "at most this many training images to fit on, and test images to score on", needed=True)
+    arguments.add_data(command, "at most this many training images to fit on, and test images to score on", needed=True)
     command.add_argument(
         "--recipe", metavar="NAME", default="intertwine",
         help="how to train: intertwine (default), godfrey or csiszarik, the last two as in their papers",
     )  # fmt: skip
-    command.add_argument("--epochs", metavar="N", type=positive, help="instead of the recipe's")
+    command.add_argument("--epochs", metavar="N", type=arguments.positive, help="instead of the recipe's")
     command.add_argument(
         "--option", metavar="NAME=VALUE", action="append", default=[], help="an option of the training; repeatable"
     )
@@ -68,9 +56,9 @@ def add(command: ArgumentParser) -> None:
         "--skip", choices=("front", "back"),
         help="the network that feeds the skip connection at a stitch point inside a residual block",
     )  # fmt: skip
-    add_device(command)
+    arguments.add_device(command)
     command.add_argument("--out", metavar="DIR", help="write maps, records and a picture; a stopped run resumes there")
-    add_json(command)
+    arguments.add_json(command)
 
 
 def run(options: Namespace) -> int:
@@ -81,20 +69,20 @@ def run(options: Namespace) -> int:
     settings = _settings(options)
     for family in options.family.split(","):
         recipe_settings(options.recipe, find_family(family).name, settings)
-    with exclusive_folder(options.out):
+    with output.exclusive_folder(options.out):
         head, found = _fitted(options, settings)
         files = _write(Path(options.out), head, found) if options.out else []
     if options.json:
-        print_json(head | found.to_dict() | {"out": options.out})
+        output.print_json(head | found.to_dict() | {"out": options.out})
     else:
         details = _details(found) if len(found) <= MAX_TABLE_STITCHES else None
-        show(_summary(head), text("\n".join(found.words())), details, _notes(found), wrote(*files))
+        output.show(_summary(head), output.text("\n".join(found.words())), details, _notes(found), output.wrote(*files))
     return 0
 
 
 def _settings(options: Namespace) -> dict[str, Any]:
     """Settings of the fit by name; --epochs is short for one of them."""
-    settings = dict(map(parse_option, options.option))
+    settings = dict(map(arguments.parse_option, options.option))
     if options.epochs is None:
         return settings
     if "epochs" in settings:
@@ -114,7 +102,7 @@ def _fitted(options: Namespace, settings: dict[str, Any]) -> tuple[dict[str, Any
 
     points, device = [_stitch_point(text) for text in options.at.split(",")], find_device(options.device)
     names = (options.first, options.second)
-    with progress("reading the data") as step:
+    with output.progress("reading the data") as step:
         images = read_images(options, names)
         assert images is not None  # the parser requires --data
         step("building the networks", 0.0)
@@ -153,12 +141,12 @@ def _write(folder: Path, head: dict[str, Any], found: Stitches) -> list[Path]:
     maps |= {f"{i}.bias": stitch.map.bias for i, stitch in enumerate(found) if stitch.map.bias is not None}
     write_tensors(folder / MAPS, maps)
     write_json(folder / RECORDS, head | found.to_dict())
-    save_picture(found.plot(), folder / PICTURE)
+    output.save_picture(found.plot(), folder / PICTURE)
     return [folder / name for name in (MAPS, RECORDS, PICTURE)]
 
 
 def _summary(head: dict[str, Any]) -> Text:
-    found = text(f"{head['front']} stitched into {head['back']}", style="bold")
+    found = output.text(f"{head['front']} stitched into {head['back']}", style="bold")
     found.append(f"\non {head['samples']:,} test images of {head['dataset']}", style="not bold")
     for side in ("front", "back"):
         accuracy = head[f"{side}_accuracy"]
@@ -169,13 +157,13 @@ def _summary(head: dict[str, Any]) -> Text:
 def _details(found: Stitches) -> Table:
     """One row per stitch, with the numbers that the table of penalties leaves out."""
     heads = ("at", "map", "accuracy", "relative", "cross-entropy", "rank", "zeros", "off G_ReLU")
-    rows = table(*heads, left=("at", "map"), no_wrap=True)
+    rows = output.table(*heads, left=("at", "map"), no_wrap=True)
     for stitch, kind in found.named():
         entropy = stitch.cross_entropy
         rows.add_row(
-            stitch.place, kind, percent(stitch.accuracy), percent(stitch.relative_accuracy),
-            "–" if entropy is None else f"{entropy:.3f}", str(stitch.rank), percent(stitch.sparsity, 1),
-            percent(stitch.closeness.relu, 1),
+            stitch.place, kind, output.percent(stitch.accuracy), output.percent(stitch.relative_accuracy),
+            "–" if entropy is None else f"{entropy:.3f}", str(stitch.rank), output.percent(stitch.sparsity, 1),
+            output.percent(stitch.closeness.relu, 1),
         )  # fmt: skip
     return rows
 
@@ -183,8 +171,9 @@ def _details(found: Stitches) -> Table:
 def _notes(found: Stitches) -> Text | None:
     diverged = [f"{kind} at {stitch.place}: {stitch.diverged}" for stitch, kind in found.named() if stitch.diverged]
     skips = {stitch.place: stitch.point.skip for stitch in found if stitch.point.skip != "none"}
-    notes = [text(f"diverged, {words}", style="yellow") for words in diverged]
+    notes = [output.text(f"diverged, {words}", style="yellow") for words in diverged]
     notes += [
-        text(f"at {place} the {side} network feeds the skip connection", style="dim") for place, side in skips.items()
+        output.text(f"at {place} the {side} network feeds the skip connection", style="dim")
+        for place, side in skips.items()
     ]
-    return lines(notes)
+    return output.lines(notes)

@@ -8,18 +8,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intertwine.cli.arguments import add_device, add_json, number, parse_option, positive, whole
-from intertwine.cli.output import (
-    duration,
-    error_console,
-    human_count,
-    percent,
-    print_json,
-    progress_bar,
-    terminal,
-    text,
-    text_column,
-)
+from intertwine.cli import arguments, output
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,12 +31,12 @@ def add(command: ArgumentParser) -> None:
     testing = verbs.add_parser("evaluate", help="measure the accuracy of a zoo's networks again")
     testing.add_argument("folder", metavar="DIR", help="a folder that `zoo train` wrote")
     testing.add_argument("--data-folder", metavar="DIR", help="the folder of the data set (default: INTERTWINE_DATA)")
-    add_device(testing)
+    arguments.add_device(testing)
     fetching = verbs.add_parser("download", help="download a data set and check it")
     fetching.add_argument("name", metavar="NAME", help="mnist, fashion-mnist or cifar10")
     fetching.add_argument("--folder", metavar="DIR", help="where to store it (default: the user's cache)")
     for verb in (listing, testing, fetching):
-        add_json(verb)
+        arguments.add_json(verb)
 
 
 def _add_train(command: ArgumentParser) -> None:
@@ -65,26 +54,32 @@ def _add_train(command: ArgumentParser) -> None:
     command.add_argument(
         "--recipe", metavar="NAME", help="how to train, see `zoo list` (default: fast for colour images, else plain)"
     )
-    command.add_argument("--epochs", metavar="N", type=positive, help="instead of the recipe's")
-    command.add_argument("--batch", metavar="N", type=positive, help="images in a batch, instead of the recipe's")
-    command.add_argument("--rate", metavar="R", type=number, help="learning rate, instead of the recipe's")
-    command.add_argument("--spawn", metavar="N", type=whole, help="share the first N epochs, then split")
+    command.add_argument("--epochs", metavar="N", type=arguments.positive, help="instead of the recipe's")
+    command.add_argument(
+        "--batch", metavar="N", type=arguments.positive, help="images in a batch, instead of the recipe's"
+    )
+    command.add_argument("--rate", metavar="R", type=arguments.number, help="learning rate, instead of the recipe's")
+    command.add_argument("--spawn", metavar="N", type=arguments.whole, help="share the first N epochs, then split")
     command.add_argument(
         "--option", metavar="NAME=VALUE", action="append", default=[], help="an option of the architecture; repeatable"
     )
-    add_device(command)
+    arguments.add_device(command)
     command.add_argument(
         "--precision", metavar="P", help="float64, float32 (default), tf32 or bfloat16 (default on a GPU)"
     )
-    command.add_argument("--together", metavar="N", type=positive, help="networks at once (32 on a GPU, else 8)")
-    command.add_argument("--save-every", metavar="N", type=positive, help="epochs between states (default: a tenth)")
     command.add_argument(
-        "--score-every", metavar="N", type=positive, default=1, help="epochs between tests (default 1)"
+        "--together", metavar="N", type=arguments.positive, help="networks at once (32 on a GPU, else 8)"
+    )
+    command.add_argument(
+        "--save-every", metavar="N", type=arguments.positive, help="epochs between states (default: a tenth)"
+    )
+    command.add_argument(
+        "--score-every", metavar="N", type=arguments.positive, default=1, help="epochs between tests (default 1)"
     )
     command.add_argument(
         "--select", choices=("last", "best-on-test"), default="last", help="which weights to keep (default: last epoch)"
     )
-    add_json(command)
+    arguments.add_json(command)
 
 
 def run(options: Namespace) -> int:
@@ -102,10 +97,10 @@ def _train(options: Namespace) -> None:
     changes = {name: getattr(options, name) for name in ("epochs", "batch", "rate", "spawn")}
     changes = {name: value for name, value in changes.items() if value is not None}
     columns = (
-        text_column("{task.description}"), BarColumn(), text_column("{task.percentage:>3.0f}%"),
-        text_column("{task.fields[accuracy]}"), TimeElapsedColumn(), text_column("{task.fields[left]}"),
+        output.text_column("{task.description}"), BarColumn(), output.text_column("{task.percentage:>3.0f}%"),
+        output.text_column("{task.fields[accuracy]}"), TimeElapsedColumn(), output.text_column("{task.fields[left]}"),
     )  # fmt: skip
-    with progress_bar(*columns) as bar:
+    with output.progress_bar(*columns) as bar:
         task = bar.add_task("reading the data", total=1.0, accuracy="", left="")
 
         def update(now: TrainingProgress) -> None:
@@ -115,14 +110,15 @@ def _train(options: Namespace) -> None:
                 task, completed=now.done,
                 description=f"{named}, epoch {min(now.epoch + 1, now.epochs)} of {now.epochs}",
                 accuracy="" if now.accuracy is None else f"accuracy {now.accuracy:.1%}",
-                left="" if now.left is None else f"{duration(now.left)} left",
+                left="" if now.left is None else f"{output.duration(now.left)} left",
             )  # fmt: skip
 
         zoo = train(
             options.architecture, seeds=seeds(options.seeds), data=options.data, out=options.out, recipe=options.recipe,
-            options=dict(map(parse_option, options.option)), device=options.device, precision=options.precision,
-            together=options.together, save_every=options.save_every, score_every=options.score_every,
-            select=options.select, data_folder=options.data_folder, report=update, **changes,
+            options=dict(map(arguments.parse_option, options.option)), device=options.device,
+            precision=options.precision, together=options.together, save_every=options.save_every,
+            score_every=options.score_every, select=options.select, data_folder=options.data_folder, report=update,
+            **changes,
         )  # fmt: skip
     _show(zoo, options.json)
 
@@ -148,18 +144,20 @@ def _list_names(as_json: bool) -> None:
     from intertwine.lab.zoo.recipe import RECIPES
 
     if as_json:
-        print_json({"architectures": architectures(), "recipes": list(RECIPES), "data": NAMES})
+        output.print_json({"architectures": architectures(), "recipes": list(RECIPES), "data": NAMES})
         return
     networks = _table("architecture", "parameters", "what it is")
     for name in architectures():
         with torch.device("meta"):  # shapes are enough to count
             parameters = sum(p.numel() for p in build(name).parameters())
-        networks.add_row(name, human_count(parameters), architecture(name).about)
+        networks.add_row(name, output.human_count(parameters), architecture(name).about)
     recipes = _table("recipe", "epochs", "batch", "optimizer", "source")
     for recipe in RECIPES.values():
         optimizer = f"{recipe.optimizer} {recipe.rate:g}"
         recipes.add_row(recipe.name, str(recipe.epochs), str(recipe.batch), optimizer, recipe.source)
-    terminal().print(networks, text(), recipes, text(), text(f"data sets: {', '.join(NAMES)}"), sep="\n")
+    output.terminal().print(
+        networks, output.text(), recipes, output.text(), output.text(f"data sets: {', '.join(NAMES)}"), sep="\n"
+    )
 
 
 def _show(zoo: Zoo, as_json: bool, measured: StackScore | None = None) -> None:
@@ -168,22 +166,22 @@ def _show(zoo: Zoo, as_json: bool, measured: StackScore | None = None) -> None:
     losses = [r.loss for r in zoo.records] if measured is None else measured.loss.tolist()
     if as_json:
         rows = [_row(*parts, measured is not None) for parts in zip(zoo.records, accuracies, losses, strict=True)]
-        print_json({"folder": str(zoo.folder), "networks": rows})
+        output.print_json({"folder": str(zoo.folder), "networks": rows})
         return
     table = _table("seed", "accuracy", "loss", "best epoch", "seconds", "file")
     if measured is not None:
         table.add_column("in the manifest", justify="right")
     for record, accuracy, loss in zip(zoo.records, accuracies, losses, strict=True):
         best = f"{record.best_accuracy:.2%} at {record.best_epoch}"
-        row = [str(record.seed), percent(accuracy), f"{loss:.4f}", best, f"{record.seconds:.1f}", record.file]
-        table.add_row(*row, *([] if measured is None else [percent(record.accuracy)]))
-    console = terminal()
-    console.print(text(zoo.words(), style="bold"))
+        row = [str(record.seed), output.percent(accuracy), f"{loss:.4f}", best, f"{record.seconds:.1f}", record.file]
+        table.add_row(*row, *([] if measured is None else [output.percent(record.accuracy)]))
+    console = output.terminal()
+    console.print(output.text(zoo.words(), style="bold"))
     if zoo.records:
         console.print(table)
     if len(accuracies) > 1:
         mean, spread = statistics.mean(accuracies), statistics.stdev(accuracies)
-        console.print(text(f"mean accuracy {mean:.2%}, standard deviation {spread:.2%}", style="bold"))
+        console.print(output.text(f"mean accuracy {mean:.2%}, standard deviation {spread:.2%}", style="bold"))
 
 
 def _row(record: Record, accuracy: float, loss: float, measured: bool) -> dict[str, Any]:
@@ -202,9 +200,9 @@ def _evaluate(options: Namespace) -> None:
 def _download(options: Namespace) -> None:
     from intertwine.lab.zoo.datasets.downloads import download
 
-    place = download(options.name, Path(options.folder) if options.folder else None, error_console().print)
+    place = download(options.name, Path(options.folder) if options.folder else None, output.error_console().print)
     if options.json:
-        print_json({"data": options.name, "folder": str(place)})
+        output.print_json({"data": options.name, "folder": str(place)})
     else:
         sys.stdout.write(f"{place}\n")
 

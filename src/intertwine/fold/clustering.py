@@ -1,6 +1,4 @@
-"""Folding by clustering: k-means on incoming weights (`fold_kmeans`) and Ward clustering of activations on data
-(`fold_activations`).
-"""
+"""Folding by clustering: k-means on incoming weights, and Ward clustering of activations on data."""
 
 from __future__ import annotations
 
@@ -23,17 +21,13 @@ from intertwine.data.batches import calls, check_batches, check_readable_again, 
 from intertwine.data.batchnorm import batch_norms, reset_statistics
 from intertwine.errors import InputError
 from intertwine.fold.merging import ROUNDING, Array, FeatureDistances, MergeState, feature_slices
-from intertwine.fold.options import Beta, Options, check_statistics
+from intertwine.fold.options import STATISTICS, Beta, Options, check_word
 from intertwine.fold.prepare import PreparedModel, Widths, check_share, prepare, wanted_widths
 from intertwine.fold.result import Fold
 from intertwine.fold.variances import GroupMerger, check_repair
 
-# ----------------------------------------------------------------------------------------------------
-# `fold_kmeans`: the features of every wire clustered by their incoming rows; each cluster becomes one feature.
-
-
 Labels = NDArray[np.int64]
-#: Rounds of reassignment in one call of scipy, and the most calls of one start.
+#: Rounds of reassignment in one call of scipy, and the largest number of calls for one start.
 ROUNDS, CALLS = 10, 20
 
 
@@ -48,15 +42,15 @@ def fold_kmeans(
 ) -> Fold:
     """Fold a network to given widths: features clustered by k-means, every cluster merged into one feature.
 
-    Features are compared by their incoming rows with bias, in which BatchNorm counts as part of the layer before it.
-    Wires are taken in order, each seeing what was merged before it. Features that are the same always go together, so
-    a wire with more of them than the width asks for ends up narrower.
+    Features are compared by their incoming rows with bias, with BatchNorm as part of the layer before it. Wires are
+    merged in order, each after those before it. Equal features are always merged, so a wire with few different features
+    may end up narrower than its width.
 
     Args:
         model: any network; it is not changed. *example_args, **example_kwargs: inputs it can be called with.
-        widths: the share of its features that every wire keeps, in (0, 1); or wire → number of features to keep, which
-            leaves the wires it does not name as they are.
-        seed: of the starts; the same seed gives the same network. restarts: of k-means; the best one counts.
+        widths: the share of its features that every wire keeps, in (0, 1); or wire → number of features to keep; other
+            wires stay as they are.
+        seed: of the starts; the same seed gives the same network. restarts: starts of k-means; the best is kept.
         repair: "variances" gives merged features the mean variance of their members; see `repair_variances`.
 
     Returns:
@@ -75,29 +69,29 @@ def fold_kmeans(
     check_share(widths)
     check_repair(repair)
     if restarts < 1:
-        raise InputError(f"restarts={restarts} was asked for. k-means starts at least once.")
+        raise InputError(f"restarts must be at least 1, but is {restarts}.")
     prepared = prepare(model, (example_args, example_kwargs))
     wanted = wanted_widths(widths, prepared.wires)
-    joint = GroupMerger(prepared, repair)
+    merger = GroupMerger(prepared, repair)
     for w, wire in enumerate(prepared.wires):
         if wanted.get(wire.name, wire.size) < wire.size:
-            labels = kmeans_labels(compared_rows(joint.merging, w), wanted[wire.name], seed, restarts)
-            joint.merge(w, [np.flatnonzero(labels == c).tolist() for c in range(labels.max() + 1)])
-    return joint.finish()
+            labels = kmeans_labels(compared_rows(merger.merging, w), wanted[wire.name], seed, restarts)
+            merger.merge(w, [np.flatnonzero(labels == c).tolist() for c in range(labels.max() + 1)])
+    return merger.finish()
 
 
 def compared_rows(merging: MergeState, w: int) -> Array:
-    """What the features of a wire are compared by, turned into as few coordinates as keep all distances."""
-    rows = torch.cat([feature_slices(s.piece.data, s.dim) for s in merging.wires[w].sites if merging.measured(s)], 1)
-    if rows.shape[1] > len(rows):  # a rotation: rows = Rᵀ Qᵀ
+    """The rows by which the features of a wire are compared, rotated into as few coordinates as keep all distances."""
+    rows = torch.cat([feature_slices(s.block.data, s.dim) for s in merging.wires[w].slots if merging.measured(s)], 1)
+    if rows.shape[1] > len(rows):  # rows = Rᵀ Qᵀ, and Q is a rotation
         rows = torch.linalg.qr(rows.T, mode="r").R.T
     return rows.contiguous().numpy()
 
 
 def kmeans_labels(rows: Array, width: int, seed: int = 0, restarts: int = 3) -> Labels:
-    """The cluster of every row: k-means with k-means++ starts, the best of some; no cluster is empty.
+    """The cluster of every row: k-means with k-means++, the best of some starts; no cluster is empty.
 
-    Rows that are the same but for rounding are in one cluster, so there may be fewer clusters than asked for.
+    Rows that are equal up to rounding are in one cluster, so there may be fewer clusters than `width`.
 
     >>> import numpy as np
     >>> kmeans_labels(np.array([[0.0], [5.0], [0.1], [5.1], [0.0]]), 2).tolist()
@@ -108,19 +102,14 @@ def kmeans_labels(rows: Array, width: int, seed: int = 0, restarts: int = 3) -> 
     if len(first) <= width:
         return same
     rng = np.random.default_rng(seed)
-    found = [_settled(rows, same, first, _spread_out(rows, width, rng)) for _ in range(restarts)]
+    found = [_lloyd(rows, same, first, _initial_centers(rows, width, rng)) for _ in range(restarts)]
     labels = min(found, key=lambda labels: within_cluster_scatter(rows, labels))
-    return _numbered(labels)
-
-
-def _numbered(labels: Labels) -> Labels:
-    """The same clusters, numbered by their first members."""
     first, inverse = np.unique(labels, return_index=True, return_inverse=True)[1:]
-    return np.argsort(np.argsort(first))[inverse]
+    return np.argsort(np.argsort(first))[inverse]  # clusters in the order of their first members
 
 
 def duplicate_rows(rows: Array) -> Labels:
-    """Rows that are the same but for rounding have one number."""
+    """A number for every row; rows that are equal up to rounding have the same."""
     squares = (rows**2).sum(1)
     distances = squares[:, None] + squares[None, :] - 2 * rows @ rows.T
     return connected_components(distances <= ROUNDING * squares.max(), directed=False)[1].astype(np.int64)
@@ -138,8 +127,8 @@ def _means(rows: Array, labels: Labels) -> Array:
     return sums / np.maximum(counts, 1)[:, None]
 
 
-def _spread_out(rows: Array, width: int, rng: np.random.Generator) -> Array:
-    """k-means++: each center a row, drawn by its squared distance from the centers so far."""
+def _initial_centers(rows: Array, width: int, rng: np.random.Generator) -> Array:
+    """k-means++: each center is a row, drawn in proportion to its squared distance from the centers so far."""
     chosen = [int(rng.integers(len(rows)))]
     nearest = ((rows - rows[chosen[0]]) ** 2).sum(1)
     while len(chosen) < width:
@@ -149,35 +138,28 @@ def _spread_out(rows: Array, width: int, rng: np.random.Generator) -> Array:
     return rows[chosen]
 
 
-def _settled(rows: Array, same: Labels, first: Labels, centers: Array) -> Labels:
-    """Lloyd's rounds from given centers until nothing changes."""
+def _lloyd(rows: Array, same: Labels, first: Labels, centers: Array) -> Labels:
+    """Lloyd's algorithm from given centers until nothing changes."""
     labels = np.full(len(rows), -1)
     for _ in range(CALLS):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # empty clusters: they are filled below
+            warnings.simplefilter("ignore", UserWarning)  # empty clusters are filled below
             centers, found = kmeans2(rows, centers, iter=ROUNDS, minit="matrix", missing="warn")
         found = found.astype(np.int64)[first][same]
-        filled = _fill(rows, same, found, len(centers))
+        filled = _fill_empty(rows, same, found, len(centers))
         if np.array_equal(filled, labels):
             break
         labels, centers = filled, _means(rows, filled)
     return labels
 
 
-def _fill(rows: Array, same: Labels, labels: Labels, width: int) -> Labels:
-    """Every empty cluster gets the row that is farthest from the mean of its own, and those like it."""
+def _fill_empty(rows: Array, same: Labels, labels: Labels, width: int) -> Labels:
+    """Give every empty cluster the row farthest from the mean of its cluster, and the rows equal to it."""
     labels = labels.copy()
     for empty in np.flatnonzero(np.bincount(labels, minlength=width) == 0):
         far = ((rows - _means(rows, labels)[labels]) ** 2).sum(1).argmax()
         labels[same == same[far]] = empty
     return labels
-
-
-# ----------------------------------------------------------------------------------------------------
-# `fold_activations`: features merged by what they compute on data, instead of by their weights.
-#
-# One pass over the data keeps Σ a aᵀ of the features of every wire, positions of images and tokens counted as samples.
-# From it come all squared distances E|a_i − a_j|², and those of merged features, taken as means of their members.
 
 
 def fold_activations(
@@ -190,26 +172,27 @@ def fold_activations(
     statistics: str = "keep",
     repair: str | None = None,
 ) -> Fold:
-    """Merge the features of a network that compute nearly the same on data; labels play no part.
+    """Merge the features of a network whose activations on data are nearly the same; labels are not used.
 
-    All wires are looked at in one pass, before anything is merged. The two nearest features of a wire are merged, then
-    the next two, until `fold`'s stop rule or the width is reached.
+    One pass over the data, before anything is merged, gives Σ a aᵀ of the features of every wire; positions of images
+    and tokens count as samples. The two nearest features of a wire are merged, groups as means of their
+    members, until the stop rule of `fold` or the width is reached.
 
     Args:
         model: any network; it is not changed.
         data: batches of (inputs, targets), or of inputs alone. Read once; twice with statistics="reset".
         beta: in (0, 1): a wire stops when its smallest distance exceeds beta times its largest at the start.
         widths: instead of beta: the share of its features that every wire keeps, or wire → number of features.
-        at: which tensors speak for a wire: "post" (after nonlinearities) or "pre" (before).
-        statistics: "reset" estimates those of BatchNorm again on the data, once the network is folded; "keep" does not.
+        at: the activations to compare: "post" (after nonlinearities) or "pre" (before).
+        statistics: "reset" re-estimates those of BatchNorm on the data in the folded network; "keep" does not.
         repair: "variances" gives merged features the mean variance of their members; see `repair_variances`.
 
     Returns:
         A `Fold`, as `fold` gives it.
 
     Raises:
-        InputError: neither or both of beta and widths, options out of range, no data, or statistics to reset where
-            there is no BatchNorm.
+        InputError: neither or both of beta and widths, options out of range, no data, or statistics="reset" without
+            BatchNorm.
 
     Example:
         >>> import torch
@@ -224,22 +207,22 @@ def fold_activations(
     prepared = prepare(model, on_device_of(next(calls(batches.peek())), model))
     limits = _limits(prepared, beta, widths)
     grams = inner_products(prepared, batches, at)
-    joint = GroupMerger(prepared, repair)
-    joint.merge_named({name: merge_nearest(gram, limits[name]) for name, gram in grams.items() if name in limits})
-    folded = joint.finish()
+    merger = GroupMerger(prepared, repair)
+    merger.merge_named({name: merge_nearest(gram, limits[name]) for name, gram in grams.items() if name in limits})
+    folded = merger.finish()
     return replace(folded, model=reset_statistics(folded.model, batches)) if statistics == "reset" else folded
 
 
 @dataclass(frozen=True)
 class StopRule:
-    """When a wire stops: at so many features, or where the smallest distance exceeds beta times the largest."""
+    """A wire stops at this width, or where the smallest distance exceeds beta times the largest."""
 
     width: int = 1
     beta: float = 1.0
 
 
 def merge_nearest(gram: Array, limit: StopRule) -> list[list[int]]:
-    """Groups of features, from their inner products: the two nearest merged, again and again.
+    """Groups of features from their inner products: the two nearest are merged until a limit.
 
     >>> import numpy as np
     >>> a = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]])
@@ -261,15 +244,15 @@ def merge_nearest(gram: Array, limit: StopRule) -> list[list[int]]:
 def inner_products(prepared: PreparedModel, data: Any, at: str = "post") -> dict[str, Array]:
     """Wire → Σ a aᵀ of its features over all data, for the wires that can be folded."""
     symmetry = prepared.symmetry
-    names = {wire.strand: wire.name for wire in prepared.wires}
-    heard = PairedActivations(MovableStrands(symmetry.wire_specs, frozenset()), frozenset(names), at)
-    run_side_by_side(symmetry, prepared.model, prepared.model, data, [heard])
-    # signs and scales are not told apart, so a wire has its products in one piece
-    return {names[s]: products.inner().numpy() for s, kinds in heard.products.items() for products in kinds.values()}
+    names = {wire.index: wire.name for wire in prepared.wires}
+    paired = PairedActivations(MovableStrands(symmetry.wire_specs, frozenset()), frozenset(names), at)
+    run_side_by_side(symmetry, prepared.model, prepared.model, data, [paired])
+    # signs and scales are not distinguished: the products of a wire are one matrix
+    return {names[s]: products.inner().numpy() for s, kinds in paired.products.items() for products in kinds.values()}
 
 
 def _limits(prepared: PreparedModel, beta: Beta | None, widths: Widths | None) -> dict[str, StopRule]:
-    """What stops each wire; those that are not to be folded are left out."""
+    """The stop rule of each wire that is folded."""
     if widths is not None:
         return {name: StopRule(width=width) for name, width in wanted_widths(widths, prepared.wires).items()}
     assert beta is not None
@@ -280,33 +263,33 @@ def _limits(prepared: PreparedModel, beta: Beta | None, widths: Widths | None) -
 
 
 def _check(model: nn.Module, data: Any, beta: Beta | None, widths: Widths | None, statistics: str) -> None:
-    """What can be refused before any work."""
+    """Refuse wrong options before any work."""
     if (beta is None) == (widths is None):
-        given = "Neither beta nor widths was" if beta is None else "Both beta and widths were"
+        given = "Neither beta nor widths is" if beta is None else "Both beta and widths are"
         raise InputError(f"{given} given. Give one: beta=0.1 for a stop rule, or widths=0.5 for a share to keep.")
     if beta is not None:
         Options(beta)
     if widths is not None:
         check_share(widths)
-    check_statistics(statistics)
-    if statistics == "reset" and not batch_norms(model):
-        raise InputError(
-            "statistics='reset' was asked for, but the network has no BatchNorm layer with running statistics. Leave "
-            "it out; repair='variances' works on any network."
-        )
+    check_word("statistics", statistics, STATISTICS)
     if statistics == "reset":
+        if not batch_norms(model):
+            raise InputError(
+                "statistics='reset' needs BatchNorm with running statistics, but the network has none. Leave it out; "
+                "repair='variances' works on any network."
+            )
         check_readable_again(data)
 
 
 class _Batches:
-    """Batches of inputs, with or without targets, as pairs; the first can be looked at before the rest is read."""
+    """Batches of inputs, with or without targets, as pairs; the first can be read before the others."""
 
     def __init__(self, data: Any) -> None:
         check_batches(data)
         self._data = data
 
     def peek(self) -> list[Any]:
-        """The first batch, in a list; a generator still gives it again."""
+        """The first batch, in a list; iteration yields it again, also of a generator."""
         source = iter(self._data)
         first = [_pair(batch) for batch in islice(source, 1)]
         if not first:

@@ -1,5 +1,12 @@
-"""Least-squares reconstruction: features are removed in the order of their cost, and the layers that read them are
-adjusted to reconstruct them from the remaining features.
+"""Least-squares compensation: features are removed in the order of their cost, and the layers that read them adjusted.
+
+Of the features a = (a_1 … a_n) that a layer reads, one is replaced by its best linear prediction from the others and a
+constant. The columns of the layer change by the coefficients, its bias by the constant. With the second moments C of
+the features and the column v_i, removing feature i adds ‖v_i‖²/(C⁻¹)_ii to the mean square error of the layer: the step
+of the optimal brain surgeon for whole features. A few features are removed at a time; C⁻¹ and the columns are updated.
+
+A layer reads a feature through a slice of its weight, once or, after a flatten, several times. One pass over some
+batches gives the second moments for every layer.
 """
 
 from __future__ import annotations
@@ -25,55 +32,56 @@ from intertwine.symmetry.blocks import cut_block
 from intertwine.symmetry.geometry import Layout, LayoutAxis
 from intertwine.symmetry.symmetry import Symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# Readers: the layers that read the features of a wire, and the second moments of what each one reads.
-#
-# A layer reads a feature through a slice of its weight, once or, behind a flatten, several times. One pass over some
-# batches gives, for every reader, how its features vary together; that is all that absorbing needs of the data.
-
-
-#: The calls through which layers read features, by the number of axes that follow the channels.
+#: The calls through which layers read features → the number of axes after the channels.
 LAYER_CALLS = {"linear": 0} | {f"conv{kind}{d}d": d for kind in ("", "_transpose") for d in (1, 2, 3)}
-#: Rows of one batch that enter the moments of one reader: more say little more, and take longer.
+#: The largest number of rows of one batch in the moments of one reader: more are slower and hardly more accurate.
 ROWS_PER_BATCH = 1 << 15
+#: Added to the diagonal of second moments, as a share of it: few samples, and copies of features, make them singular.
+RIDGE = 1e-4
+#: One feature in this many of those that are left is removed in one step: costs change little within a step.
+REMOVAL_STEPS = 64
+READER_NOT_SEEN = "a layer that reads its features did not run on the inputs, so that nothing can compensate for them"
+
+
+# -- Readers -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A weight that reads a wire along an axis; `positions` on it: one row per feature."""
+    """A weight that reads a wire along an axis; `positions` on this axis, one row per feature."""
 
     weight: str
     axis: int
     positions: Int[Tensor, "features copies"]
 
     def columns(self, weight: Tensor) -> Float[Tensor, "features copies ..."]:
-        """What a weight of this reader does with each feature."""
+        """The columns of each feature in a weight of this reader."""
         return weight.movedim(self.axis, 0)[self.positions.to(weight.device)]
 
 
 def readers_of(wire: FoldableWire, symmetry: Symmetry) -> list[Reader]:
     """All readers of a wire."""
-    axes = {(s.piece.block.parameter, s.piece.block.dims[s.dim].axis) for s in wire.sites if s.role == "read"}
+    axes = {(s.block.parameter, s.block.dims[s.dim].axis) for s in wire.slots if s.role == "read"}
     return [
         Reader(name, axis, found)
         for name, axis in sorted(axes)
-        for found in positions_of(symmetry.layouts[name].axes[axis], wire.strand)
+        for found in positions_of(symmetry.layouts[name].axes[axis], wire.index)
     ]
 
 
-def positions_of(tree: LayoutAxis, strand: int) -> list[Int[Tensor, "features copies"]]:
-    """Where the features of a strand lie on an axis, once for every part of the axis that holds them.
+def positions_of(axis: LayoutAxis, wire: int) -> list[Int[Tensor, "features copies"]]:
+    """The positions of the features of a wire on an axis, once for every part of the axis that holds them.
 
     >>> from intertwine.symmetry.geometry import WireAxis, SumAxis, FixedAxis, ProductAxis
     >>> positions_of(SumAxis((FixedAxis(2), ProductAxis((WireAxis(0, 3), FixedAxis(2))))), 0)[0].tolist()
     [[2, 3], [4, 5], [6, 7]]
     """
-    blocks = cut_block("", torch.arange(tree.size), Layout((tree,)), 0.0)
-    return [b.data.movedim(d, 0).reshape(b.data.shape[d], -1) for b in blocks for d in b.places(strand)]
+    blocks = cut_block("", torch.arange(axis.size), Layout((axis,)), 0.0)
+    return [b.data.movedim(d, 0).reshape(b.data.shape[d], -1) for b in blocks for d in b.places(wire)]
 
 
 class ReaderMoments:
-    """Second moments of the features that a reader reads, the constant 1 after them."""
+    """Second moments of the features that a reader reads, followed by the constant 1."""
 
     def __init__(self, features: int) -> None:
         self.total = torch.zeros(features + 1, features + 1, dtype=torch.float64)
@@ -85,12 +93,12 @@ class ReaderMoments:
         self.rows += len(x)
 
     def mean(self) -> Float[Tensor, "ones ones"]:
-        """The mean of the products of any two features."""
+        """The mean products of any two features."""
         return (self.total / self.rows).cpu()
 
 
 class ReaderRecorder(TorchFunctionMode):
-    """While it is entered, it takes in what some readers of a network read, and which bias each of them adds."""
+    """While it is entered, records the second moments of the inputs of some readers, and the biases that they add."""
 
     def __init__(self, model: nn.Module, readers: Sequence[Reader]) -> None:
         super().__init__()
@@ -109,10 +117,10 @@ class ReaderRecorder(TorchFunctionMode):
             name = self.names.get(id(weight))
             if name is not None and isinstance(x, Tensor):
                 self.biases.setdefault(name, set()).add(self.names.get(id(bias)))
-                self._take(name, x.detach().movedim(x.ndim - 1 - after, -1))
+                self._add(name, x.detach().movedim(x.ndim - 1 - after, -1))
         return func(*args, **kwargs)
 
-    def _take(self, name: str, x: Float[Tensor, "... channels"]) -> None:
+    def _add(self, name: str, x: Float[Tensor, "... channels"]) -> None:
         for reader, moments in zip(self.readers, self.moments, strict=True):
             if reader.weight == name:
                 features, copies = reader.positions.shape
@@ -124,42 +132,29 @@ class ReaderRecorder(TorchFunctionMode):
                 moments.add(found.unflatten(1, (features, copies)).movedim(2, 1).flatten(0, 1))
 
     def bias_of(self, weight: str) -> str | None:
-        """The parameter that is always added to what a weight makes; None where there is none."""
+        """The bias that is always added after a weight; None where there is none."""
         found = self.biases.get(weight, {None})
         return next(iter(found)) if len(found) == 1 else None
 
 
 def record_readers(model: nn.Module, readers: Sequence[Reader], batches: Iterable[Call]) -> ReaderRecorder:
-    """Run batches through a network, in evaluation mode, and take in what the readers read."""
-    listening = ReaderRecorder(model, readers)
-    with evaluating(model), listening:
+    """Run batches through a network in evaluation mode, and record the inputs of the readers."""
+    recorder = ReaderRecorder(model, readers)
+    with evaluating(model), recorder:
         for call in batches:
             args, kwargs = copied_arguments(on_device_of(call, model))
             model(*args, **kwargs)
-    return listening
+    return recorder
 
 
-# ----------------------------------------------------------------------------------------------------
-# Absorbing: a feature that the others can express is taken out, and the layers that read it read those instead.
-#
-# Of the features a layer reads, a = (a_1 … a_n), one is replaced by its best linear prediction from those that stay and
-# a constant. The layer's columns change by the coefficients, its bias by the constant, and nothing else changes. With
-# the second moments C of the features, leaving out feature i and predicting it from the rest costs ‖v_i‖²/(C⁻¹)_ii in
-# the mean square of what the layer gives, v_i its column: the step of the optimal brain surgeon, for whole features.
-# Features go in the order of that cost, a few at a time, and C⁻¹ and the columns are kept up to date.
-
-
-#: Added to the diagonal of second moments, as a share of it: they come from few samples, and copies make them singular.
-RIDGE = 1e-4
-#: Features go in steps of one in so many of those that are left: costs change little within a step.
-REMOVAL_STEPS = 64
+# -- The order of removal ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ReaderStatistics:
-    """What absorbing knows of one reader. The last row of `moments` is that of the constant.
+    """The second moments of the inputs of a reader, those of the constant last.
 
-    `gram`: inner products of its columns. `shift`: whether it has a bias that a constant can go into.
+    `gram`: inner products of its columns. `shift`: whether it has a bias that can take up a constant.
     """
 
     moments: Float[Tensor, "ones ones"]
@@ -168,14 +163,14 @@ class ReaderStatistics:
 
     @property
     def used(self) -> Float[Tensor, "used used"]:
-        """The moments of the features, and of the constant if it can be used; a ridge on the features."""
+        """The moments of the features with a ridge, and of the constant if it can be used."""
         n = len(self.gram)
         moments = self.moments[: n + self.shift, : n + self.shift].clone()
-        spread = self._about().diagonal()
+        spread = self._centred().diagonal()
         moments.diagonal()[:n] += RIDGE * spread + 1e-9 * spread.max().clamp(min=1e-30)
         return moments
 
-    def _about(self) -> Float[Tensor, "features features"]:
+    def _centred(self) -> Float[Tensor, "features features"]:
         """Second moments of the features; about their means where a constant can be added."""
         n = len(self.gram)
         mean = self.moments[:n, n] if self.shift else torch.zeros(n, dtype=torch.float64)
@@ -183,30 +178,30 @@ class ReaderStatistics:
 
     @property
     def energy(self) -> float:
-        """The mean square of what the reader gives; about its mean where a constant can be added to it."""
-        return float((self._about() * self.gram).sum())
+        """The mean square of the reader's output; about its mean where a constant can be added."""
+        return float((self._centred() * self.gram).sum())
 
 
 @dataclass(frozen=True)
 class RemovalOrder:
-    """The order in which the features of a wire go, and what it costs once the first k are gone, for k = 0, 1, …"""
+    """The order in which the features of a wire are removed, and the cost after the first k, for k = 0, 1, …"""
 
     order: tuple[int, ...]
     costs: tuple[float, ...]
 
     def kept(self, width: int) -> list[int]:
-        """The features that stay when so many are to stay."""
+        """The features that are left at this width."""
         return sorted(self.order[len(self.order) - width :])
 
 
 def variance_cost(share: float) -> float:
-    """What losing a share of a variance costs: little at first, and no end of it for the last."""
+    """The cost of losing a share of a variance: it grows without bound as the share approaches one."""
     return -math.log(max(1 - share, 1e-3))
 
 
 def removal_order(reads: Sequence[ReaderStatistics]) -> RemovalOrder:
-    """The order in which the features of a wire are best absorbed, all of its readers taken together."""
-    parts = [_Part(read) for read in reads if read.energy > 0]
+    """The order in which the features of a wire are best removed, for all of its readers together."""
+    parts = [_Removal(read) for read in reads if read.energy > 0]
     alive = torch.arange(len(reads[0].gram))
     order, costs = [], [0.0]
     while len(alive) > 1 and parts:
@@ -218,13 +213,13 @@ def removal_order(reads: Sequence[ReaderStatistics]) -> RemovalOrder:
         after = sum(variance_cost(part.error) for part in parts)
         costs += torch.linspace(costs[-1], max(after, costs[-1]), step + 1)[1:].tolist()
         order += alive[gone].tolist()
-        alive = alive[_others(len(alive), gone)]
-    missing = len(reads[0].gram) - len(costs)  # a wire that gives only constants
+        alive = alive[_complement(len(alive), gone)]
+    missing = len(reads[0].gram) - len(costs)  # a wire whose features are all constant
     return RemovalOrder((*order, *alive.tolist()), (*costs, *costs[-1:] * missing))
 
 
-class _Part:
-    """One reader while features go: the inverse moments and the columns' inner products of those that are left."""
+class _Removal:
+    """The inverse moments, and inner products of columns, of the features of one reader that are left."""
 
     def __init__(self, read: ReaderStatistics) -> None:
         self.scale = 1 / read.energy
@@ -233,20 +228,20 @@ class _Part:
         n = len(read.gram)
         self.gram[:n, :n] = read.gram
         self.shift = int(read.shift)
-        self.error = 0.0  # of all that is gone, as a share of what the reader gives
+        self.error = 0.0  # of all removals, as a share of the reader's output
 
     def errors(self) -> Float[Tensor, " left"]:
-        """What each feature alone would add to the error."""
+        """The error that removing each feature alone would add."""
         n = len(self.inverse) - self.shift
         return self.scale * (self.gram.diagonal() / self.inverse.diagonal())[:n].clamp(min=0)
 
     def remove(self, gone: Tensor) -> None:
-        """Take features out."""
+        """Remove features."""
         block, cross = self.inverse[gone][:, gone], self.inverse[:, gone]
-        share = torch.linalg.solve(block, cross.T).T  # how the columns of those that go are spread over the rest
+        share = torch.linalg.solve(block, cross.T).T  # how removed columns are distributed over the others
         inner = self.gram[gone][:, gone]
         self.error += self.scale * max(float(torch.linalg.solve(block, inner).trace()), 0.0)
-        stay = _others(len(self.inverse), gone)
+        stay = _complement(len(self.inverse), gone)
         share = share[stay]
         across = self.gram[stay][:, gone]
         self.inverse = self.inverse[stay][:, stay] - share @ cross[stay].T
@@ -254,7 +249,7 @@ class _Part:
         self.gram = self.gram[stay][:, stay] - moved - moved.T + share @ inner @ share.T
 
 
-def _others(size: int, gone: Tensor) -> Tensor:
+def _complement(size: int, gone: Tensor) -> Tensor:
     stay = torch.ones(size, dtype=torch.bool)
     stay[gone] = False
     return stay.nonzero().flatten()
@@ -263,87 +258,76 @@ def _others(size: int, gone: Tensor) -> Tensor:
 def reconstruction(
     read: ReaderStatistics, kept: Sequence[int]
 ) -> tuple[Float[Tensor, "features kept"], Float[Tensor, " features"]]:
-    """How the features of a reader are expressed by those that stay, and the constants that are left over."""
+    """The coefficients that express the features of a reader by the kept ones, and the remaining constants."""
     n, moments, index = len(read.gram), read.used, torch.tensor(kept)
     known = torch.cat([index, torch.tensor([n])]) if read.shift else index
     found = torch.linalg.solve(moments[known][:, known], moments[known][:, :n]).T
     found[index] = 0.0
-    found[index, torch.arange(len(kept))] = 1.0  # a feature that stays is itself
+    found[index, torch.arange(len(kept))] = 1.0  # a kept feature is itself
     constant = found[:, -1] if read.shift else torch.zeros(n, dtype=torch.float64)
     return found[:, : len(kept)], constant
 
 
-# ----------------------------------------------------------------------------------------------------
-# Absorbed: a network in which features can be absorbed, and the smaller network for any widths of its wires.
-
-
-READER_NOT_SEEN = "a layer that reads its features was not seen while inputs passed, so that nothing can take them over"
+# -- The smaller network -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CompensatedReader:
-    """One reader of a wire, what is known of it, and where a constant that it is to add can go."""
+    """A reader of a wire, its statistics, and the parameter that takes up a constant."""
 
     reader: Reader
     read: ReaderStatistics
     bias: str | None  # a constant is added to this bias
-    mean: str | None  # or taken off this running mean, that of the BatchNorm behind the layer
+    mean: str | None  # or subtracted from this running mean of the BatchNorm behind the layer
 
 
 class Compensation:
-    """Everything about a network that absorbing needs, found in one pass over some inputs."""
+    """The costs of removing features from a network, from one pass over some inputs; builds it at any widths."""
 
     def __init__(self, prepared: PreparedModel, seen_by: nn.Module, batches: Iterable[Call]) -> None:
-        """`seen_by`: the network through which the inputs go, the prepared one or one with other statistics."""
+        """`seen_by`: the network that runs on the inputs, the prepared one or one with other BatchNorm statistics."""
         self.prepared = prepared
-        readers = {wire.strand: readers_of(wire, prepared.symmetry) for wire in prepared.wires}
-        flat = [(strand, reader) for strand, of in readers.items() for reader in of]
-        listening = record_readers(seen_by, [reader for _, reader in flat], batches)
-        unheard = {s for (s, _), moments in zip(flat, listening.moments, strict=True) if not moments.rows}
-        self.wires = tuple(wire for wire in prepared.wires if wire.strand not in unheard)
-        self.skipped = tuple(Skipped(w.name, READER_NOT_SEEN) for w in prepared.wires if w.strand in unheard)
-        # of a layer before a BatchNorm: with its scale, which what the layer gives is multiplied by
-        folded = {tensor.name: tensor.data for tensor in prepared.bench.tensors}
+        readers = [(wire.index, reader) for wire in prepared.wires for reader in readers_of(wire, prepared.symmetry)]
+        recorder = record_readers(seen_by, [reader for _, reader in readers], batches)
+        unseen = {index for (index, _), moments in zip(readers, recorder.moments, strict=True) if not moments.rows}
+        self.wires = tuple(wire for wire in prepared.wires if wire.index not in unseen)
+        self.skipped = tuple(Skipped(w.name, READER_NOT_SEEN) for w in prepared.wires if w.index in unseen)
+        # a layer before a BatchNorm counts with the scale of the norm, by which its output is multiplied
+        folded = {tensor.name: tensor.data for tensor in prepared.working.tensors}
         self._norms = {norm.layer.weight: norm for norm in prepared.norms if norm.layer is not None}
         self.readings: dict[int, list[CompensatedReader]] = {}
-        for (strand, reader), moments in zip(flat, listening.moments, strict=True):
-            if strand not in unheard:
-                found = self._reading(reader, moments.mean(), _gram(reader, folded[reader.weight]), listening)
-                self.readings.setdefault(strand, []).append(found)
-        self.traces: dict[int, RemovalOrder] = {
-            s: removal_order([r.read for r in of]) for s, of in self.readings.items()
-        }
+        for (index, reader), moments in zip(readers, recorder.moments, strict=True):
+            if index not in unseen:
+                columns = reader.columns(folded[reader.weight]).flatten(1)
+                found = self._reading(reader, moments.mean(), columns @ columns.T, recorder)
+                self.readings.setdefault(index, []).append(found)
+        self.orders = {index: removal_order([r.read for r in of]) for index, of in self.readings.items()}
+        self.costs = {index: order.costs for index, order in self.orders.items()}
 
-    @property
-    def costs(self) -> dict[int, tuple[float, ...]]:
-        """Strand → what it costs once 0, 1, … of its features are gone."""
-        return {strand: trace.costs for strand, trace in self.traces.items()}
-
-    def _reading(self, reader: Reader, moments: Tensor, gram: Tensor, listening: ReaderRecorder) -> CompensatedReader:
-        bias = listening.bias_of(reader.weight)
+    def _reading(self, reader: Reader, moments: Tensor, gram: Tensor, recorder: ReaderRecorder) -> CompensatedReader:
+        bias = recorder.bias_of(reader.weight)
         norm = self._norms.get(reader.weight)
         mean = norm.mean if norm is not None and bias is None else None
-        shift = reader.axis == 1 and (bias or mean) is not None  # behind a transposed one it depends on the place
-        return CompensatedReader(
-            reader, ReaderStatistics(moments, gram, shift), bias if shift else None, mean if shift else None
-        )
+        shift = reader.axis == 1 and (bias or mean) is not None  # behind a transposed layer they vary by position
+        read = ReaderStatistics(moments, gram, shift)
+        return CompensatedReader(reader, read, bias if shift else None, mean if shift else None)
 
-    def built(self, widths: Mapping[int, int]) -> Fold:
-        """The network with so many features left in each wire."""
-        kept = {wire.strand: list(range(wire.size)) for wire in self.prepared.wires}
-        kept |= {strand: self.traces[strand].kept(width) for strand, width in widths.items()}
+    def build(self, widths: Mapping[int, int]) -> Fold:
+        """The network at these widths."""
+        kept = {wire.index: list(range(wire.size)) for wire in self.prepared.wires}
+        kept |= {index: self.orders[index].kept(width) for index, width in widths.items()}
         own = dict(self.prepared.model.named_parameters()) | dict(self.prepared.model.named_buffers())
         new: dict[str, Tensor] = {}
         groups: dict[str, tuple[tuple[int, ...], ...]] = {
             wire.name: tuple((i,) for i in range(wire.size)) for wire in self.prepared.wires
         }
         for wire in self.wires:
-            if len(kept[wire.strand]) < wire.size:
-                for k, reading in enumerate(self.readings[wire.strand]):
-                    shares, constants = reconstruction(reading.read, kept[wire.strand])
-                    _rewire(new, own, reading, shares, constants, kept[wire.strand])
+            if len(kept[wire.index]) < wire.size:
+                for k, reading in enumerate(self.readings[wire.index]):
+                    shares, constants = reconstruction(reading.read, kept[wire.index])
+                    _rewire(new, own, reading, shares, constants, kept[wire.index])
                     if not k:
-                        groups[wire.name] = _groups(reading.read, shares, kept[wire.strand])
+                        groups[wire.name] = _groups(reading.read, shares, kept[wire.index])
         wide = with_weights(self.prepared.model, new)
         return assemble_fold(self.prepared, wide, kept, groups, dict.fromkeys(groups, "absorbed"), self.skipped)
 
@@ -356,7 +340,7 @@ def _rewire(
     constants: Float[Tensor, " features"],
     kept: list[int],
 ) -> None:
-    """Let one reader read the features that stay instead of all."""
+    """Let one reader read the kept features instead of all."""
 
     def tensor(name: str) -> Tensor:
         return new.setdefault(name, own[name].detach().to("cpu", torch.float64, copy=True))
@@ -364,7 +348,7 @@ def _rewire(
     reader = reading.reader
     weight = tensor(reader.weight)
     columns = reader.columns(weight)
-    constant = (columns.movedim(0, -1) @ constants).movedim(1, 0).flatten(1).sum(1)  # over copies and places
+    constant = (columns.movedim(0, -1) @ constants).movedim(1, 0).flatten(1).sum(1)  # over copies and positions
     after = torch.zeros_like(columns)
     after[kept] = torch.einsum("f...,fk->k...", columns, shares)
     weight.movedim(reader.axis, 0)[reader.positions] = after
@@ -377,13 +361,7 @@ def _rewire(
 def _groups(
     read: ReaderStatistics, shares: Float[Tensor, "features kept"], kept: list[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Every feature that goes stands beside the one that takes over most of it."""
+    """Every removed feature in one group with the kept feature that expresses most of it."""
     spread = read.moments.diagonal()[kept].sqrt()
     nearest = (shares.abs() * spread).argmax(1).tolist()
     return tuple(tuple(i for i, k in enumerate(nearest) if k == at) for at in range(len(kept)))
-
-
-def _gram(reader: Reader, weight: Tensor) -> Float[Tensor, "features features"]:
-    """Inner products of a reader's columns."""
-    columns = reader.columns(weight).flatten(1)
-    return columns @ columns.T

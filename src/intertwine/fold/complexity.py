@@ -1,6 +1,4 @@
-"""How many features of each layer differ: `complexity` counts them, `complexity_curves` compares networks,
-`distance_maps` shows all pairwise distances.
-"""
+"""The number of different features in each layer: counted, compared between networks, and shown as distance maps."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 from torch import nn
 
-from intertwine.errors import InputError, MismatchError, did_you_mean
+from intertwine.errors import InputError, MismatchError, unknown_name
 from intertwine.figures import legend_below, new_figure
 from intertwine.fold.fold import merge_all
 from intertwine.fold.merging import MergeState, feature_norms
@@ -29,14 +27,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# `complexity`: how many features of every layer are not equivalent, and how many do not act at all.
-#
-# Two features near zero are near each other, so dead features look like equivalent ones. They are told apart here.
-
-
-#: A feature is dead if its rows or its columns are shorter than this share of the longest in its layer.
+#: A feature is dead if its rows or its columns are shorter than this share of the longest in its layer. Dead features
+#: are near each other, and would otherwise count as equivalent.
 DEAD = 1e-3
+#: The largest number of layers in one picture of distances.
+MOST_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class LayerComplexity:
     """One wire: `width` = `classes` + `equivalent` + `dead`.
 
     `classes`: groups with at least one live feature. `equivalent`: live features merged into others. `dead`: features
-    whose rows, or whose columns, have almost no length. `left`: features that folding leaves, as the paper counts.
+    whose rows, or whose columns, are nearly zero. `left`: features that folding leaves, as the paper counts.
     """
 
     name: str
@@ -70,14 +65,14 @@ class Complexity:
 
     @classmethod
     def of(cls, folded: Fold, *, norm: str = "fold", dead: float = DEAD) -> Complexity:
-        """The complexity that a folding shows; nothing is merged again.
+        """The complexity by the groups of a folding; nothing is merged again.
 
         Args:
-            folded: what `fold`, or another way of merging features, gave. norm: the one that it was given.
+            folded: the result of `fold`, or of another way of merging features. norm: the one of that call.
             dead: as for `complexity`.
 
         Raises:
-            InputError: features were absorbed or removed, so that the groups do not say which are equivalent.
+            InputError: features were absorbed or removed, so that the groups do not show which are equivalent.
 
         Example:
             >>> import torch
@@ -94,8 +89,8 @@ class Complexity:
         )
         if unmerged:
             raise InputError(
-                "The complexity of a folding was asked for, but features were absorbed or removed in it, not merged "
-                "with others like them. Take one that merges: fold, fold_kmeans, or fold_to with how='merge'."
+                "Features of this folding were absorbed or removed, not merged, so it does not show the complexity. "
+                "Use one that merges: fold, fold_kmeans, or fold_to with how='merge'."
             )
         layers = [_layer(wire, folded.groups[wire.name], dead_features(wire, dead)) for wire in wires]
         return cls(tuple(layers), folded.skipped, dict(folded.betas) or None)
@@ -104,7 +99,7 @@ class Complexity:
         for layer in self.layers:
             if layer.name == name:
                 return layer
-        raise InputError(f"There is no layer {name!r} here. There are: {', '.join(x.name for x in self.layers)}.")
+        raise InputError(unknown_name("layer", name, [layer.name for layer in self.layers]))
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per layer, as plain data."""
@@ -117,8 +112,7 @@ class Complexity:
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
         beta = dict(self.beta) if isinstance(self.beta, Mapping) else self.beta
-        skipped = [{"what": s.what, "reason": s.reason} for s in self.skipped]
-        return {"beta": beta, "layers": self.to_rows(), "skipped": skipped}
+        return {"beta": beta, "layers": self.to_rows(), "skipped": [s.to_dict() for s in self.skipped]}
 
     def __repr__(self) -> str:
         if not self.layers:
@@ -160,7 +154,7 @@ def complexity(
     dead: float = DEAD,
     **example_kwargs: Any,
 ) -> Complexity:
-    """The number of non-equivalent features of every layer, read off the weights.
+    """The number of non-equivalent features of every layer, by their weights.
 
     Args:
         model: any network; it is not changed. *example_args, **example_kwargs: inputs it can be called with.
@@ -185,16 +179,16 @@ def complexity(
     """
     options = Options(beta, schedule, terms, bias, rows, maximum, norm)
     prepared = prepare(model, (example_args, example_kwargs), norm)
-    silent = [dead_features(wire, dead) for wire in prepared.wires]  # before merging, which writes into the wires
+    gone = [dead_features(wire, dead) for wire in prepared.wires]  # before merging, which writes into the wires
     merging = merge_all(prepared, options)
-    layers = [_layer(wire, merging.merged(w), silent[w]) for w, wire in enumerate(prepared.wires)]
+    layers = [_layer(wire, merging.merged(w), gone[w]) for w, wire in enumerate(prepared.wires)]
     return Complexity(tuple(layers), prepared.skipped, beta)
 
 
 def dead_features(wire: FoldableWire, share: float = DEAD) -> torch.Tensor:
-    """Which features of a wire have rows (with bias) or columns of almost no length, all layers taken together."""
+    """A mask of the features of a wire whose rows (with bias) or columns, over all layers, are nearly zero."""
     if not 0 <= share < 1:
-        raise InputError(f"dead={share} was asked for. It is a share of the longest row, from 0 to below 1.")
+        raise InputError(f"dead must be a share of the longest row, from 0 to below 1, but is {share}.")
     written = feature_norms(wire, ("write", "each"))
     read = feature_norms(wire, ("read",))
     return (written <= share * written.max()) | (read <= share * read.max())
@@ -207,24 +201,19 @@ def _layer(wire: FoldableWire, groups: Sequence[Sequence[int]], dead: torch.Tens
     return LayerComplexity(wire.name, wire.size, classes, live - classes, sum(gone), len(groups))
 
 
-# ----------------------------------------------------------------------------------------------------
-# `complexity_curves`: the complexity of several networks, layer by layer, in one picture: sizes, epochs or betas.
-
-
 def complexity_curves(found: Mapping[str, Complexity], relative: bool = False) -> Figure:
-    """Draw how many different features every layer has, a line per network from its first layer to its last.
+    """Draw the number of different features in every layer, one line per network.
 
     Args:
-        found: what to call each line → a `Complexity`: networks of several sizes, one network after several epochs, or
-            one under several betas. relative: shares of the width instead of numbers.
+        found: label of a line → a `Complexity`: networks of several sizes, one network after several epochs, or one
+            with several betas. relative: shares of the width instead of numbers.
 
     Raises:
         InputError: there is nothing to draw.
 
     Example:
         >>> import torch
-        >>> from intertwine.fold.complexity import complexity
-        >>> from intertwine.fold.complexity import complexity_curves
+        >>> from intertwine.fold.complexity import complexity, complexity_curves
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> found = {f"β = {b}": complexity(model, torch.zeros(1, 3), beta=b) for b in (0.1, 0.3)}
         >>> len(complexity_curves(found).axes[0].get_lines())
@@ -234,16 +223,21 @@ def complexity_curves(found: Mapping[str, Complexity], relative: bool = False) -
     """
     empty = [name for name, one in found.items() if not one.layers]
     if empty or not found:
-        what = f"{empty[0]!r} has no layer that can be measured" if empty else "no complexity was given"
-        raise InputError(f"Curves of complexity were asked for, but {what}. Pass name → complexity(model, …).")
+        what = f"{empty[0]!r} has no layer that can be measured" if empty else "no complexity is given"
+        raise InputError(f"There is nothing to draw: {what}. Pass name → complexity(model, …).")
     figure = new_figure(5.6, 3.5)
     axes = figure.add_subplot()
     deepest = max(found.values(), key=lambda one: len(one.layers))
     for i, (name, one) in enumerate(found.items()):
         heights = [layer.share if relative else layer.classes for layer in one.layers]
-        axes.plot(range(len(heights)), heights, "o-", markersize=4, label=name, color=_colour(i, len(found)))
-    axes.set_xticks(range(len(deepest.layers)), _names(found))
-    axes.tick_params(axis="x", rotation=90 if max(map(len, _names(found))) > 3 else 0)
+        depth = i / max(len(found) - 1, 1)  # lines go from light to dark
+        colour = (0.62 - 0.5 * depth, 0.78 - 0.5 * depth, 0.92 - 0.45 * depth)
+        axes.plot(range(len(heights)), heights, "o-", markersize=4, label=name, color=colour)
+    names = [layer.name for layer in deepest.layers]
+    if any(names != [layer.name for layer in one.layers] for one in found.values()):
+        names = [str(i + 1) for i in range(len(names))]
+    axes.set_xticks(range(len(names)), names)
+    axes.tick_params(axis="x", rotation=90 if max(map(len, names)) > 3 else 0)
     axes.set_xlabel("layer")
     axes.set_ylabel("different features / width" if relative else "different features")
     axes.set_ylim(0, None)
@@ -255,38 +249,12 @@ def complexity_curves(found: Mapping[str, Complexity], relative: bool = False) -
     return figure
 
 
-def _names(found: Mapping[str, Complexity]) -> list[str]:
-    """The names of the layers where all networks agree on them, else their numbers."""
-    names = {tuple(layer.name for layer in one.layers) for one in found.values()}
-    if len(names) == 1:
-        return list(names.pop())
-    return [str(i + 1) for i in range(max(map(len, names)))]
-
-
-def _colour(i: int, n: int) -> tuple[float, float, float]:
-    """From light to dark, in the order in which the lines are given."""
-    depth = i / max(n - 1, 1)
-    return (0.62 - 0.5 * depth, 0.78 - 0.5 * depth, 0.92 - 0.45 * depth)
-
-
-# ----------------------------------------------------------------------------------------------------
-# `distance_maps`: how far apart the features of every layer are, in the order of their clusters; before and after.
-#
-# Distances are the squared ones of rows, as the paper compares them, so a picture shows what a beta would merge with
-# rows="mean": after division by the largest, everything darker than beta.
-
-
-#: How many layers a picture shows at most.
-MOST_SHOWN = 12
-
-
 @dataclass(frozen=True, eq=False)
 class DistanceMap:
     """Distances between the features of one wire.
 
-    `table`: squared distances in the network's order. `groups`: the features behind every row of it; single ones unless
-    the network was folded. `dead`: rows that do not act (see `complexity`). `order`: the rows by average linkage, dead
-    ones last.
+    `table`: squared distances in the order of the network. `groups`: the features behind every row, one each unless the
+    network was folded. `dead`: dead rows (see `complexity`). `order`: the rows by average linkage, dead ones last.
     """
 
     name: str
@@ -313,13 +281,13 @@ class DistanceMap:
         n = len(self.table)
         if sorted(i for group in groups for i in group) != list(range(n)):
             raise InputError(
-                f"The groups of {self.name!r} do not hold each of its features 0 to {n - 1} once. Pass the groups of "
-                "the same network, folded: folded.groups."
+                f"The groups of {self.name!r} must hold each of its features 0 to {n - 1} once. Pass the groups of the "
+                "same network, folded: folded.groups."
             )
         share = np.zeros((len(groups), n))
         for row, group in zip(share, groups, strict=True):
             row[list(group)] = 1 / len(group)
-        table = share @ self.table @ share.T  # means of squared distances; those inside two groups are too much
+        table = share @ self.table @ share.T  # means of squared distances, which include those inside the two groups
         inside = table.diagonal() / 2
         table = np.maximum(table - inside[:, None] - inside[None, :], 0.0)
         np.fill_diagonal(table, 0.0)
@@ -351,7 +319,7 @@ class DistanceMaps:
             if wire.name == name:
                 return wire
         known = [wire.name for wire in self.wires]
-        raise InputError(f"There is no wire {name!r} here. {did_you_mean(name, known)}There are: {', '.join(known)}.")
+        raise InputError(unknown_name("wire", name, known))
 
     def merged(self, groups: Mapping[str, Sequence[Sequence[int]]]) -> DistanceMaps:
         """The distances after folding: between the means of the groups of every wire; wires not named stay.
@@ -372,8 +340,7 @@ class DistanceMaps:
         return DistanceMaps(tuple(after.get(wire.name, wire) for wire in self.wires), self.skipped)
 
     def to_dict(self) -> dict[str, Any]:
-        skipped = [{"what": s.what, "reason": s.reason} for s in self.skipped]
-        return {"wires": [wire.to_dict() for wire in self.wires], "skipped": skipped}
+        return {"wires": [wire.to_dict() for wire in self.wires], "skipped": [s.to_dict() for s in self.skipped]}
 
     def __repr__(self) -> str:
         if not self.wires:
@@ -390,11 +357,11 @@ class DistanceMaps:
         """A heat map per wire, distances relative to the largest; with `after`, the folded wires below.
 
         Args:
-            after: what `merged` gave; drawn relative to the largest distance before.
-            wires: the wires to show; the first twelve where None.
+            after: the result of `merged`, drawn relative to the largest distance before.
+            wires: the wires to show; by default the first twelve.
         """
         if after is not None and {w.name for w in after.wires} != {w.name for w in self.wires}:
-            raise MismatchError("`after` has other wires than these. Pass the distances of the same network, folded.")
+            raise MismatchError("`after` has other wires. Pass the distances of the same network, folded.")
         shown = [self[name] for name in wires] if wires is not None else list(self.wires[:MOST_SHOWN])
         if not shown:
             raise InputError("There is no wire to draw. " + (f"{self!r}" if not self.wires else "Name one or more."))
@@ -427,11 +394,13 @@ def distance_maps(
     norm: str = "fold",
     **example_kwargs: Any,
 ) -> DistanceMaps:
-    """The squared distances between the features of every layer, read off the weights.
+    """The squared distances between the features of every layer, by their weights.
+
+    A map shows which features a beta would merge with rows="mean": those below beta times the largest distance.
 
     Args:
         model: any network; it is not changed. *example_args, **example_kwargs: inputs it can be called with.
-        terms, bias, norm: what distances look at, as for `fold`; terms="in+out", bias=False, norm="sum" is Eq. 6.
+        terms, bias, norm: the compared weights, as for `fold`; terms="in+out", bias=False, norm="sum" is Eq. 6.
 
     Returns:
         A `DistanceMaps`: `["layer"].table`, `.smallest`, `.below(beta)`; `.plot()`, one heat map per layer.
@@ -463,7 +432,7 @@ def _map(merging: MergeState, w: int) -> DistanceMap:
 
 
 def _order(table: NDArray[np.float64], last: Sequence[int]) -> tuple[int, ...]:
-    """Rows so that near ones stand together, by average linkage of distances; some rows go last."""
+    """An order in which near rows are together, by average linkage of distances; the rows in `last` come last."""
     rows = np.array([i for i in range(len(table)) if i not in set(last)], int)
     if len(rows) > 2:
         apart = squareform(np.sqrt(table[np.ix_(rows, rows)]), checks=False)
@@ -479,7 +448,7 @@ def _draw(axes: Any, wire: DistanceMap, largest: float) -> Any:
     n, live = len(wire.table), len(wire.table) - len(wire.dead)
     shown = wire.table[np.ix_(wire.order, wire.order)] / (largest or 1.0)
     picture = axes.imshow(shown, vmin=0, vmax=1, cmap="viridis", interpolation="none")
-    if wire.dead and live:  # dead features stand behind the line
+    if wire.dead and live:  # a line before the dead features
         axes.axhline(live - 0.5, color="white", linewidth=0.8)
         axes.axvline(live - 0.5, color="white", linewidth=0.8)
     dead = f", {len(wire.dead)} dead" if wire.dead else ""

@@ -1,4 +1,4 @@
-"""`fold`: features of a network that are the same, or nearly, merged into one; the result is a smaller real module."""
+"""`fold`: merges features of a network that are nearly the same; the result is a smaller module of the same classes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ def fold(
 ) -> Fold:
     """Merge the features of a network that are nearly the same, without data and without training.
 
-    The function is unchanged where merged features are the same. It is that of the network in evaluation mode; random
-    layers such as dropout play no part. Algorithm 1 of the paper is `**options.PRINTED`, its published code
-    `**options.PAPER_CODE` (both in `intertwine.fold.options`).
+    The function in evaluation mode is unchanged where merged features are the same. Algorithm 1 of the paper is
+    `**options.PRINTED`, its published code `**options.PAPER_CODE` (both in `intertwine.fold.options`).
 
     Args:
         model: any network; it is not changed. *example_args, **example_kwargs: inputs it can be called with.
@@ -42,17 +41,17 @@ def fold(
         schedule: "layerwise", or "round-robin": one merge per layer and sweep.
         terms: what makes two features differ: "in", their incoming rows, which is all that equivalence needs; "in+out"
             (Eq. 6), their outgoing columns too. bias: whether biases count as part of the rows.
-        rows: "effect" compares features by what a merge would change in the layers that read them, and takes those that
-            are the same up to a scale that the activation lets through (see `intertwine.fold.merging`). "ward"
-            compares rows alone, what was merged by its mean, larger groups as farther apart. "mean" counts groups as
-            single features, and draws in everything once beta is not small. "sum" compares sums as they stand (as
-            printed), so that a sum of features is far from its like, and of three equal features one is left over.
+        rows: "effect" compares features by what a merge would change in the layers that read them; features that differ
+            by a scale that passes the activation are the same (see `intertwine.fold.merging`). "ward" compares rows
+            alone, a group by its mean, larger groups as farther apart. "mean" treats groups as single features, so that
+            everything is merged once beta is not small. "sum" compares sums (as printed), so that a sum of features is
+            far from its like, and of three equal features one is left over.
         maximum: what beta is a share of: "typical", the median of all distances at the start; the largest one then
             ("fixed"), or as it is at every step ("recompute", as printed). The largest says little where a few
             features are far from all others, and one beta then ruins such layers before others have begun.
         norm: "fold" takes BatchNorm as part of the layer before it, which is exact; "sum" adds its vectors up and
             leaves them out of distances, as the paper's code does, which is not.
-        max_ratio: the largest share of the features of a wire that may go.
+        max_ratio: the largest share of the features of a wire that may be merged away.
 
     Returns:
         A `Fold`: `.model`, `.groups`, `.parameters`, `.flops`, `.rules`, `.skipped`, `.latency()`.
@@ -92,7 +91,7 @@ def fold_groups(
     norm: str = "fold",
     **example_kwargs: Any,
 ) -> Fold:
-    """Merge given groups of features, found in whatever way.
+    """Merge given groups of features.
 
     Args:
         model, *example_args, **example_kwargs, norm: as for `fold`.
@@ -116,8 +115,8 @@ def fold_groups(
         flat = [i for group in named for i in group]
         if len(set(flat)) < len(flat) or not set(flat) <= set(range(wire.size)):
             raise InputError(
-                f"Groups of the wire {wire.name!r} name a feature twice, or one that it does not have. It has features "
-                f"0 to {wire.size - 1}, and each may be in one group."
+                f"The groups of the wire {wire.name!r} name a feature twice, or one that it does not have. It has "
+                f"features 0 to {wire.size - 1}, and each may be in one group."
             )
         for first, *others in filter(None, named):
             for other in others:
@@ -126,9 +125,9 @@ def fold_groups(
 
 
 def build_fold(prepared: PreparedModel, merging: MergeState, betas: Mapping[str, float] | None = None) -> Fold:
-    """Build the smaller module, check it, and count. `betas`: where each wire was stopped, if they were chosen."""
-    merging.settle()
-    kept = {wire.strand: merging.kept(w) for w, wire in enumerate(prepared.wires)}
+    """Build the smaller module, check it, and count. `betas`: those at which the wires stopped, if they were chosen."""
+    merging.finish()
+    kept = {wire.index: merging.kept(w) for w, wire in enumerate(prepared.wires)}
     groups = {wire.name: merging.merged(w) for w, wire in enumerate(prepared.wires)}
     rules = {wire.name: wire.rule for wire in merging.wires}
     return replace(assemble_fold(prepared, prepared.widened(kept), kept, groups, rules), betas=betas or {})
@@ -145,15 +144,7 @@ def assemble_fold(
     """Cut a network that has its new weights at full width, check that this changes nothing, and count."""
     model, example = prepared.model, prepared.example
     small = cut_model(wide, prepared.symmetry, kept)
-    error = check_outputs(wide, small, example)  # first of all: what runs after it relies on a forward that works
-    return Fold(
-        small,
-        groups,
-        rules,
-        Reduction(count_parameters(model), count_parameters(small)),
-        Reduction(*(count_flops(m, example) for m in (model, small))),
-        (*prepared.skipped, *skipped),
-        error,
-        model,
-        example,
-    )
+    error = check_outputs(wide, small, example)  # before the counting, which needs a forward that works
+    parameters = Reduction(count_parameters(model), count_parameters(small))
+    flops = Reduction(count_flops(model, example), count_flops(small, example))
+    return Fold(small, groups, rules, parameters, flops, (*prepared.skipped, *skipped), error, model, example)

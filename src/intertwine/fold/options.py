@@ -1,14 +1,14 @@
-"""How features are compared and merged: the options of `fold` and `complexity`, checked, and the paper's by name."""
+"""The options of `fold` and `complexity`, and their values in the paper and in its code."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError, did_you_mean, unknown_name
 
-#: The choices of every option that is a word; the first is the default.
+#: Option → its choices; the first is the default.
 CHOICES = {
     "schedule": ("layerwise", "round-robin"),
     "terms": ("in", "in+out"),
@@ -16,34 +16,35 @@ CHOICES = {
     "maximum": ("typical", "fixed", "recompute"),
     "norm": ("fold", "sum"),
 }
-#: Algorithm 1 of Chen, Zhou and Yan (2024) as printed, but that counts are kept: without them nothing is exact.
+#: Algorithm 1 of Chen, Zhou and Yan (2024) as printed, except that counts are kept: without them nothing is exact.
 PRINTED: Mapping[str, Any] = {"terms": "in+out", "bias": False, "rows": "sum", "maximum": "recompute"}
-#: What the code published with that paper does: one merge per layer and sweep, BatchNorm vectors summed.
+#: The code published with that paper: one merge per layer and sweep, BatchNorm vectors summed.
 PAPER_CODE: Mapping[str, Any] = {**PRINTED, "schedule": "round-robin", "norm": "sum"}
 
-#: What becomes of BatchNorm statistics where a folding looks at data.
+#: Whether BatchNorm statistics are re-estimated where a folding uses data.
 STATISTICS = ("keep", "reset")
 
 Beta = float | Mapping[str, float]
 
 
-def check_word(name: str, value: Any, known: Sequence[str]) -> None:
-    """Refuse a word that an option does not know."""
+def check_word(name: str, value: Any, known: Collection[str]) -> None:
+    """Refuse a value that is none of the choices."""
     if value not in known:
+        raise InputError(unknown_name(name, value, known))
+
+
+def check_wire(what: str, name: str, known: Collection[str]) -> None:
+    """Refuse a number for a wire that cannot be folded."""
+    if name not in known:
         raise InputError(
-            f"{name}={value!r} was asked for. {did_you_mean(str(value), known)}"
-            f"{name} is one of {', '.join(map(repr, known))}."
+            f"A {what} is given for {name!r}, which is no wire that can be folded. {did_you_mean(name, known)}Choose "
+            f"one of: {', '.join(list(known)[:8]) or 'none'}{' …' if len(known) > 8 else ''}."
         )
-
-
-def check_statistics(value: str) -> None:
-    """Refuse what cannot become of BatchNorm statistics."""
-    check_word("statistics", value, STATISTICS)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `fold`, which explains them."""
+    """The options of `fold`; its docstring explains them."""
 
     beta: Beta = 0.1
     schedule: str = "layerwise"
@@ -58,21 +59,20 @@ class Options:
         from intertwine.argument_types import finite_float  # jaxtyping is slow to import, and --help reads CHOICES
 
         for name, known in CHOICES.items():
-            value = getattr(self, name)
-            check_word(name, value, known)
+            check_word(name, getattr(self, name), known)
         for where, beta in self.beta.items() if isinstance(self.beta, Mapping) else [("", self.beta)]:
             if not 0 < (finite_float(beta) or 0.0) < 1:
                 of = f" for {where!r}" if where else ""
                 raise InputError(
-                    f"beta={beta!r} was asked for{of}. It is a share of a distance, above 0 and below 1: "
-                    "near 0 only features that are almost the same are merged, near 1 many that are not. Try 0.1."
+                    f"beta{of} must be above 0 and below 1, but is {beta!r}. It is a share of a distance: near 0 only "
+                    "features that are almost the same are merged, near 1 many that are not. Try 0.1."
                 )
         if not isinstance(self.bias, bool):
-            raise InputError(f"bias={self.bias!r} was asked for. True counts biases as part of rows, False does not.")
+            raise InputError(f"bias must be True (biases are part of rows) or False, but is {self.bias!r}.")
         if self.max_ratio is not None and not 0 < (finite_float(self.max_ratio) or 0.0) <= 1:
             raise InputError(
-                f"max_ratio={self.max_ratio!r} was asked for. It is the largest share of a layer's features that may "
-                "be merged away: above 0, at most 1; None for no limit."
+                f"max_ratio must be above 0 and at most 1, or None, but is {self.max_ratio!r}. It is the largest share "
+                "of a layer's features that may be merged away."
             )
 
     def beta_of(self, wire: str) -> float | None:
@@ -86,8 +86,4 @@ class Options:
     def check_wires(self, known: Collection[str]) -> None:
         """Refuse a beta for a wire that cannot be folded."""
         for name in self.beta if isinstance(self.beta, Mapping) else ():
-            if name not in known:
-                raise InputError(
-                    f"A beta was given for {name!r}, which is no wire that can be folded. {did_you_mean(name, known)}"
-                    f"Those are {', '.join(list(known)[:8]) or 'none'}{' …' if len(known) > 8 else ''}."
-                )
+            check_wire("beta", name, known)

@@ -1,55 +1,76 @@
 """Finds the wires of a network that can be folded, the merge rule of each, and the reasons why others are skipped.
 
-A perturbation test removes wires whose features interact through anything but the layers that read them.
+Rule "sum" adds the rows of merged features and averages their outgoing columns. It is exact where the activation is
+positively homogeneous, which the symmetry shows: some scale of the wire enters all rows with power 1 and all columns
+with power −1. Rule "mean" averages rows and all numbers per feature, and adds outgoing columns; it is exact for any
+activation. Numbers per feature that no scale enters (PReLU, depthwise kernels) are averaged under both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
 
 from intertwine.data.layers import evaluating
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError
 from intertwine.fold.cutting import TOLERANCE, Example, outputs_in_float64, with_weights
+from intertwine.fold.options import check_wire
 from intertwine.fold.roles import BatchNormTensors, Roles, WorkingTensor, WorkingTensors, roles_of, working_tensors
 from intertwine.graph.model import copy_module, tied_names
 from intertwine.graph.runner import generic_copy
 from intertwine.symmetry.blocks import WeightBlock, cut_block, weights_of
 from intertwine.symmetry.certify import relative_error
-from intertwine.symmetry.geometry import Layout, WireAxis
+from intertwine.symmetry.geometry import Dim, Layout, WireAxis
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# Sites: where the features of a wire sit in the working tensors, and by which rule the wire is merged.
-#
-# Rule "sum": rows are added and outgoing columns averaged. It is exact where the activation lets positive scales through,
-# which the symmetry knows: some scale of the wire enters all rows with power 1 and all columns with power −1.
-# Rule "mean": rows and all numbers per feature are averaged, outgoing columns added. It is exact for any activation.
-# Numbers per feature that no scale enters (PReLU, depthwise kernels) are averaged under both.
+#: Merge rule → its description.
+RULES = {
+    "sum": "rows summed, columns averaged",
+    "mean": "rows averaged, columns summed",
+    "absorbed": "features expressed by those left",
+}
+CROSSTALK = (
+    "something besides the layers that read its features looks at them together (a norm over channels, a mean, a "
+    "softmax), so their number matters"
+)
+Widths = float | Mapping[str, int]  # the share of its features that every wire keeps, or wire → number of features
 
 
 @dataclass(frozen=True)
 class FoldBlock:
     """A block of a working tensor: a view of it, whose dimensions belong to one wire each or to none."""
 
-    block: WeightBlock
+    source: WeightBlock
     roles: tuple[str | None, ...]  # of its dimensions
-    counted: str | None
+    counted: str | None  # as in `WorkingTensor`
 
     @property
     def data(self) -> Tensor:
-        return self.block.data
+        return self.source.data
+
+    @property
+    def parameter(self) -> str:
+        return self.source.parameter
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return self.source.dims
+
+    def axis(self, dim: int) -> WireAxis:
+        """The wire axis of a dimension."""
+        return self.source.wire_axis(dim)
 
 
 @dataclass(frozen=True)
 class FoldSlot:
-    """One dimension of one piece, seen from its wire. `added`: slices of merged features are added, else averaged."""
+    """One dimension of a block, seen from its wire. `added`: slices of merged features are added, else averaged."""
 
-    piece: FoldBlock
+    block: FoldBlock
     dim: int
     role: str
     added: bool
@@ -57,24 +78,13 @@ class FoldSlot:
 
 @dataclass(frozen=True)
 class FoldableWire:
-    """A wire whose features can be merged exactly where they are the same."""
+    """A wire whose features can be merged exactly where they are the same; `index` is its index in the symmetry."""
 
     name: str
-    strand: int
+    index: int
     size: int
     rule: str  # "sum" or "mean"
-    sites: tuple[FoldSlot, ...]
-
-    @property
-    def rule_in_words(self) -> str:
-        return RULES[self.rule]
-
-
-RULES = {
-    "sum": "rows summed, columns averaged",
-    "mean": "rows averaged, columns summed",
-    "absorbed": "features expressed by those left",
-}
+    slots: tuple[FoldSlot, ...]
 
 
 @dataclass(frozen=True)
@@ -84,27 +94,68 @@ class Skipped:
     what: str
     reason: str
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter((self.what, self.reason))
+
+    def to_dict(self) -> dict[str, str]:
+        return {"what": self.what, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A network ready to be folded. Merging writes into `working`, so each of these is good for one folding."""
+
+    model: nn.Module
+    example: Example
+    symmetry: Symmetry
+    working: WorkingTensors
+    norms: tuple[BatchNormTensors, ...]
+    wires: tuple[FoldableWire, ...]
+    skipped: tuple[Skipped, ...]
+
+    def widened(self, kept: Mapping[int, list[int]]) -> nn.Module:
+        """The merged network at full width."""
+        merged = {w.index for w in self.wires if len(kept[w.index]) < w.size}
+        layouts = self.symmetry.layouts
+        new = {
+            name: tensor
+            for name, tensor in self.working.weights().items()
+            if not merged.isdisjoint(layouts[name].wires)
+        }
+        return with_weights(self.model, new) if new else copy_module(self.model)
+
+
+def prepare(model: nn.Module, example: Example, norm: str = "fold") -> PreparedModel:
+    """Find which wires of a network can be folded, by which rule, and why the others cannot."""
+    args, kwargs = example
+    with evaluating(model):
+        symmetry = find_symmetry(model, *args, **kwargs)
+    roles = roles_of(symmetry.geometry.graph.program)
+    moved = {name for name, layout in symmetry.layouts.items() if layout.moves}
+    weights = {n: t for n, t in weights_of(symmetry, model).items() if n in moved and torch.is_floating_point(t)}
+    working = working_tensors(symmetry.layouts, roles, weights, norm)
+    wires, skipped = foldable_wires(symmetry, roles, blocks_of(working.tensors))
+    wires, crosstalk = without_crosstalk(symmetry, roles, wires, model, example)
+    return PreparedModel(model, example, symmetry, working, roles.norms, tuple(wires), (*crosstalk, *skipped))
 
 
 def blocks_of(tensors: Iterable[WorkingTensor]) -> list[FoldBlock]:
     """Cut the working tensors into views along wires."""
-    found = []
-    for tensor in tensors:
-        for block in cut_block(tensor.name, tensor.data, Layout(tensor.axes), 0.0):
-            found.append(FoldBlock(block, tuple(tensor.roles[d.axis] for d in block.dims), tensor.counted))
-    return found
+    return [
+        FoldBlock(block, tuple(tensor.roles[d.axis] for d in block.dims), tensor.counted)
+        for tensor in tensors
+        for block in cut_block(tensor.name, tensor.data, Layout(tensor.axes), 0.0)
+    ]
 
 
 def foldable_wires(
-    symmetry: Symmetry, roles: Roles, pieces: Sequence[FoldBlock]
+    symmetry: Symmetry, roles: Roles, blocks: Sequence[FoldBlock]
 ) -> tuple[list[FoldableWire], list[Skipped]]:
     """The wires that can be folded, and the others with the reason."""
     found, skipped = [], []
-    bases = {base for strand in symmetry.wire_specs for base in strand.bases}
+    bases = {base for spec in symmetry.wire_specs for base in spec.bases}
     for index, wire in enumerate(symmetry.wires):
-        reason = None
+        unclear = [roles.unclear[s.parameter] for s in wire.slots if s.parameter in roles.unclear]
         if symmetry.wire_specs[index].bases or index in bases:
             reason = "its features are heads or groups, or lie inside them, and merging two of them is not exact"
         elif not symmetry.wire_specs[index].permutes:
@@ -112,59 +163,49 @@ def foldable_wires(
         elif wire.size == 1:
             reason = "it has one feature"
         else:
-            unclear = [roles.unclear[s.parameter] for s in wire.slots if s.parameter in roles.unclear]
-            reason = unclear[0] if unclear else None
-        wanted = reason or _foldable(wire.name, index, wire.size, pieces)
-        if isinstance(wanted, FoldableWire):
-            found.append(wanted)
+            reason = unclear[0] if unclear else _foldable(wire.name, index, wire.size, blocks)
+        if isinstance(reason, FoldableWire):
+            found.append(reason)
         else:
-            skipped.append(Skipped(wire.name, wanted))
+            skipped.append(Skipped(wire.name, reason))
     for frozen in symmetry.frozen:
         name = frozen.parameter
         if roles.axes.get((name, frozen.axis)) == "write" and len(symmetry.layouts[name].axes) > 1:
-            skipped.append(Skipped(name, frozen.reason))  # once, however many blocks of the axis are frozen
-    return found, list(dict.fromkeys(skipped))
+            skipped.append(Skipped(name, frozen.reason))
+    return found, list(dict.fromkeys(skipped))  # an axis with several frozen blocks is listed once
 
 
-def _foldable(name: str, strand: int, size: int, pieces: Sequence[FoldBlock]) -> FoldableWire | str:
+def _foldable(name: str, index: int, size: int, blocks: Sequence[FoldBlock]) -> FoldableWire | str:
     """The wire with its rule, or why it cannot be folded."""
-    met: list[tuple[FoldBlock, int, str, WireAxis]] = []
-    for piece in pieces:
-        for dim in piece.block.places(strand):
-            role = piece.roles[dim]
+    found: list[tuple[FoldBlock, int, str, tuple[Fraction, ...]]] = []
+    for block in blocks:
+        for dim in block.source.places(index):
+            role = block.roles[dim]
             if role is None:
-                return f"it is not known what {piece.block.parameter} does with its features"
-            met.append((piece, dim, role, piece.block.wire_axis(dim)))
+                return f"it is not known what {block.parameter} does with its features"
+            found.append((block, dim, role, block.axis(dim).powers))
     for role, what in (("write", "writes"), ("read", "reads")):
-        if not any(r == role for _, _, r, _ in met):
+        if not any(r == role for _, _, r, _ in found):
             return f"no layer {what} its features"
-    scales = len(met[0][3].powers)
-    added = next((k for k in range(scales) if all(_passes(r, leaf, k) for _, _, r, leaf in met)), None)
-    sites = tuple(
-        FoldSlot(piece, dim, role, role == "read" if added is None else leaf.powers[added] == 1)
-        for piece, dim, role, leaf in met
+    exact = {"write": (1,), "read": (-1,), "each": (0, 1)}  # the powers of a scale under which rule "sum" is exact
+    scales = range(len(found[0][3]))
+    scale = next((k for k in scales if all(powers[k] in exact[role] for _, _, role, powers in found)), None)
+    slots = tuple(
+        FoldSlot(block, dim, role, role == "read" if scale is None else powers[scale] == 1)
+        for block, dim, role, powers in found
     )
-    return FoldableWire(name, strand, size, "mean" if added is None else "sum", sites)
+    return FoldableWire(name, index, size, "mean" if scale is None else "sum", slots)
 
 
-def _passes(role: str, leaf: WireAxis, k: int) -> bool:
-    """Whether a scale enters a site as rows added and columns averaged ask for."""
-    return leaf.powers[k] in {"write": (1,), "read": (-1,), "each": (0, 1)}[role]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Widths: how many features every wire is to keep, asked for as one share or wire by wire.
-
-
-Widths = float | Mapping[str, int]
+# -- Widths ------------------------------------------------------------------------------------------------------------
 
 
 def check_share(widths: Widths) -> None:
-    """Refuse a share that is none; it needs no network, so it is said before any work."""
+    """Refuse a share out of range, before any work."""
     if not isinstance(widths, Mapping) and not 0 < widths < 1:
         raise InputError(
-            f"widths={widths} was asked for. It is the share of the features that every wire keeps, above 0 and below "
-            "1, or a mapping of wires to whole numbers of features."
+            f"widths must be above 0 and below 1, the share of its features that every wire keeps, but is {widths}. "
+            "Or pass a mapping of wires to whole numbers of features."
         )
 
 
@@ -179,63 +220,49 @@ def wanted_widths(widths: Widths, wires: Sequence[FoldableWire]) -> dict[str, in
     if not isinstance(widths, Mapping):
         return {name: max(1, round(widths * size)) for name, size in sizes.items()}
     for name, width in widths.items():
-        if name not in sizes:
-            raise InputError(
-                f"A width was given for {name!r}, which is no wire that can be folded. {did_you_mean(name, sizes)}"
-                f"Those are {', '.join(list(sizes)[:8]) or 'none'}{' …' if len(sizes) > 8 else ''}."
-            )
+        check_wire("width", name, sizes)
         if not 1 <= width <= sizes[name]:
-            raise InputError(
-                f"The wire {name!r} was to keep {width} features; it has {sizes[name]}, and one must stay. Ask for a "
-                f"number from 1 to {sizes[name]}."
-            )
+            raise InputError(f"The width of the wire {name!r} must be from 1 to {sizes[name]}, but is {width}.")
     return dict(widths)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Crosstalk: proof by measurement that a feature acts through the layers that read it, and in no other way.
-#
-# Features whose outgoing columns are zero must not matter at all. Their rows are changed at random, in double precision;
-# if the outputs change, something else looks at the features together (a norm over channels, a softmax, a mean), and the
-# wire is not folded: there the number of features matters.
-
-
-CROSSTALK = (
-    "something besides the layers that read its features looks at them together (a norm over channels, a mean, a "
-    "softmax), so their number matters"
-)
+# -- Crosstalk ---------------------------------------------------------------------------------------------------------
 
 
 def without_crosstalk(
     symmetry: Symmetry, roles: Roles, wires: Sequence[FoldableWire], model: nn.Module, example: Example
 ) -> tuple[list[FoldableWire], list[Skipped]]:
-    """Those of some wires that pass, and the others with the reason."""
-    probe = _Probe(symmetry, roles, model, example)
-    if not wires or probe.quiet(wires):
+    """The wires whose features act only through the layers that read them, and the others with the reason.
+
+    Features with zero outgoing columns must not matter. Their rows are changed at random in double precision; where the
+    outputs change, an op looks at the features together (a norm over channels, a softmax, a mean).
+    """
+    probe = _CrosstalkProbe(symmetry, roles, model, example)
+    if not wires or probe.passes(wires):
         return list(wires), []
-    passed = [wire for wire in wires if probe.quiet([wire])]
+    passed = [wire for wire in wires if probe.passes([wire])]
     names = {wire.name for wire in passed}
     return passed, [Skipped(wire.name, CROSSTALK) for wire in wires if wire.name not in names]
 
 
-class _Probe:
+class _CrosstalkProbe:
     def __init__(self, symmetry: Symmetry, roles: Roles, model: nn.Module, example: Example) -> None:
         self.symmetry, self.roles, self.example = symmetry, roles, example
         self.model = generic_copy(model, 0)
         tied = tied_names(self.model)
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        self.own = {tied[name]: tensor.detach() for name, tensor in named if tied[name] in symmetry.layouts}
-        self.saved = {name: tensor.clone() for name, tensor in self.own.items()}
+        self.tensors = {tied[name]: tensor.detach() for name, tensor in named if tied[name] in symmetry.layouts}
+        self.saved = {name: tensor.clone() for name, tensor in self.tensors.items()}
 
-    def quiet(self, wires: Sequence[FoldableWire]) -> bool:
-        """Whether unread features of these wires leave the outputs alone."""
-        unread = {wire.strand: torch.arange(wire.size)[:: max(2, wire.size // 4)] for wire in wires}
+    def passes(self, wires: Sequence[FoldableWire]) -> bool:
+        """Whether features of these wires that no layer reads have no effect on the outputs."""
+        unread = {wire.index: torch.arange(wire.size)[:: max(2, wire.size // 4)] for wire in wires}
         generator = torch.Generator().manual_seed(0)
         self._change(unread, generator, read=True)
         before = outputs_in_float64(self.model, self.example)
         self._change(unread, generator, read=False)
         after = outputs_in_float64(self.model, self.example)
-        for name, tensor in self.own.items():
+        for name, tensor in self.tensors.items():
             tensor.copy_(self.saved[name])
         return all(
             relative_error(a, b) <= TOLERANCE for a, b in zip(before, after, strict=True) if a.is_floating_point()
@@ -243,10 +270,10 @@ class _Probe:
 
     def _change(self, unread: dict[int, Tensor], generator: torch.Generator, read: bool) -> None:
         """Set columns of unread features to zero (read), or change their rows by a factor and, if signed, a term."""
-        for name, tensor in self.own.items():
+        for name, tensor in self.tensors.items():
             for block in cut_block(name, tensor, self.symmetry.layouts[name], 0.0):
-                for strand, index in unread.items():
-                    for dim in block.places(strand):
+                for wire, index in unread.items():
+                    for dim in block.places(wire):
                         role = self.roles.axes.get((name, block.dims[dim].axis))
                         slices = block.data.movedim(dim, 0)
                         if (role == "read") != read:
@@ -258,51 +285,3 @@ class _Probe:
                         noise = noise.to(slices.device)
                         term = 0.0 if name.endswith("running_var") else noise
                         slices[index] = slices[index] * noise.exp() + term
-
-
-__all__ = ["Example", "outputs_in_float64", "without_crosstalk"]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Prepared: everything about a network that folding needs, found once: symmetry, working tensors, wires and rules.
-
-
-@dataclass(frozen=True)
-class PreparedModel:
-    """A network ready to be folded. Merging writes into `bench`, so one of these is good for one folding."""
-
-    model: nn.Module
-    example: Example
-    symmetry: Symmetry
-    bench: WorkingTensors
-    norms: tuple[BatchNormTensors, ...]
-    wires: tuple[FoldableWire, ...]
-    skipped: tuple[Skipped, ...]
-
-    def widened(self, kept: Mapping[int, list[int]]) -> nn.Module:
-        """The merged network at full width."""
-        merged = {w.strand for w in self.wires if len(kept[w.strand]) < w.size}
-        new = {name: tensor for name, tensor in self.bench.weights().items() if self._touches(name, merged)}
-        return with_weights(self.model, new) if new else copy_module(self.model)
-
-    def _touches(self, name: str, strands: set[int]) -> bool:
-        return not strands.isdisjoint(self.symmetry.layouts[name].wires)
-
-
-def prepare(model: nn.Module, example: Example, norm: str = "fold") -> PreparedModel:
-    """Read a network: which wires can be folded, by which rule, and why the others cannot."""
-    args, kwargs = example
-    with evaluating(model):
-        symmetry = find_symmetry(model, *args, **kwargs)
-    roles = roles_of(symmetry.geometry.graph.program)
-    bench = working_tensors(symmetry.layouts, roles, _moving(symmetry, model), norm)
-    wires, skipped = foldable_wires(symmetry, roles, blocks_of(bench.tensors))
-    wires, loud = without_crosstalk(symmetry, roles, wires, model, example)
-    return PreparedModel(model, example, symmetry, bench, roles.norms, tuple(wires), (*loud, *skipped))
-
-
-def _moving(symmetry: Symmetry, model: nn.Module) -> dict[str, Tensor]:
-    """The real-valued tensors that some wire moves."""
-    weights = weights_of(symmetry, model)
-    moved = {name for name, layout in symmetry.layouts.items() if layout.moves}
-    return {n: t for n, t in weights.items() if n in moved and torch.is_floating_point(t)}

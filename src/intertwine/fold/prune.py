@@ -1,7 +1,7 @@
-"""`prune`: features removed by a score of their own, not merged: the baselines that folding is compared with.
+"""`prune`: removes features by a score instead of merging them: the baselines of folding.
 
-A removed feature loses its rows in every layer that writes it and its columns in every layer that reads it, so what the
-others compute stays as it was. The same wires are cut as in folding, by the same code.
+A removed feature loses its rows in every layer that writes it and its columns in every layer that reads it; the other
+features stay as they are. The wires are those of folding.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from intertwine.argument_types import Float
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError
 from intertwine.fold.budget import ParameterCount
 from intertwine.fold.fold import assemble_fold
 from intertwine.fold.merging import feature_slices
+from intertwine.fold.options import check_word
 from intertwine.fold.prepare import FoldableWire, FoldSlot, PreparedModel, Widths, check_share, prepare, wanted_widths
 from intertwine.fold.result import Fold, Reduction
 
@@ -26,7 +27,7 @@ FeatureScores = Float[Tensor, "features"]  # one per feature of a wire; low ones
 
 @dataclass(frozen=True, eq=False)
 class Pruned(Fold):
-    """A pruned network, as a `Fold`: every group is one feature that stayed, `dropped` has the others, wire by wire."""
+    """A pruned network as a `Fold`: every group is one kept feature; `dropped`: wire → the removed features."""
 
     dropped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -55,12 +56,12 @@ def prune(
     seed: int = 0,
     **example_kwargs: Any,
 ) -> Pruned:
-    """Remove the features of least score from every wire that `fold` would fold. One feature always stays.
+    """Remove the features of least score from every wire that `fold` can fold. One feature always stays.
 
     Args:
         model: any network; it is not changed. *example_args, **example_kwargs: inputs it can be called with.
-        widths: the share of its features that every wire keeps, above 0 and below 1; or wire → how many it keeps,
-            and wires that are not named keep all.
+        widths: the share of its features that every wire keeps, above 0 and below 1; or wire → number of features to
+            keep; other wires keep all.
         score: "l1", the sum of the absolute weights that write a feature (biases left out); "gamma", the absolute
             scale of its BatchNorm; "random". Where several layers write a wire, or several norms lie on it, as on
             residual wires, their scores are added.
@@ -69,10 +70,10 @@ def prune(
         seed: of the random scores.
 
     Returns:
-        A `Pruned`: a `Fold` whose groups are the features that stayed; `.dropped` has the others.
+        A `Pruned`: a `Fold` whose groups are the kept features; `.dropped` has the others.
 
     Raises:
-        InputError: a score or a wire that is not there, a width out of range, or a share that cannot be reached.
+        InputError: an unknown score or wire, a width out of range, or a share that cannot be reached.
 
     Example:
         >>> import torch
@@ -87,8 +88,18 @@ def prune(
     References: Li et al., Pruning Filters for Efficient ConvNets, 2017 (l1); Liu et al., Learning Efficient
     Convolutional Networks through Network Slimming, 2017 (gamma, across).
     """
-    _check(widths, score, across)
-    prepared = prepare(model, (example_args, example_kwargs), norm="sum")  # tensors as they are: nothing is merged
+    check_word("score", score, SCORES)
+    if across and isinstance(widths, Mapping):
+        raise InputError(
+            "across=True chooses the number of features of each wire itself. Pass the share of the parameters to keep, "
+            "such as widths=0.5, or leave across out."
+        )
+    if across and not isinstance(widths, Mapping) and not 0 < widths < 1:
+        raise InputError(
+            f"widths must be above 0 and below 1, the share of parameters to keep with across=True, but is {widths}."
+        )
+    check_share(widths)
+    prepared = prepare(model, (example_args, example_kwargs), norm="sum")  # plain tensors, since nothing is merged
     if across and not isinstance(widths, Mapping):
         scores = SCORES[score](prepared.wires, prepared, seed)
         numbers = _across(prepared, scores, widths)
@@ -98,45 +109,21 @@ def prune(
     return _cut(prepared, {wire.name: _best(wire, scores, numbers) for wire in prepared.wires})
 
 
-# -- what is asked for -------------------------------------------------------------------------------------------------
-
-
-def _check(widths: Widths, score: str, across: bool) -> None:
-    if score not in SCORES:
-        raise InputError(
-            f"score={score!r} was asked for. {did_you_mean(score, SCORES)}It is one of {', '.join(map(repr, SCORES))}."
-        )
-    if across and isinstance(widths, Mapping):
-        raise InputError(
-            "across=True was asked for beside a number of features for each wire. It chooses these numbers itself: "
-            "pass the share of the parameters that is to be left, such as widths=0.5, or leave across out."
-        )
-    if across and not isinstance(widths, Mapping) and not 0 < widths < 1:
-        raise InputError(
-            f"widths={widths} was asked for with across=True. It is the share of the parameters that is left, above 0 "
-            "and below 1."
-        )
-    check_share(widths)
-
-
-# -- scores ------------------------------------------------------------------------------------------------------------
-
-
 def _l1(wires: Sequence[FoldableWire], prepared: PreparedModel, seed: int) -> dict[str, FeatureScores]:
     """The sum of the absolute weights that write each feature."""
-    return {w.name: _lengths(w, lambda s: s.role == "write" and s.piece.counted == "in") for w in wires}
+    return {w.name: _lengths(w, lambda s: s.role == "write" and s.block.counted == "in") for w in wires}
 
 
 def _gamma(wires: Sequence[FoldableWire], prepared: PreparedModel, seed: int) -> dict[str, FeatureScores]:
     """The absolute scales of the BatchNorms on a wire."""
     gammas = {norm.weight for norm in prepared.norms}
     for wire in wires:
-        if not any(site.piece.block.parameter in gammas for site in wire.sites):
+        if not any(slot.block.parameter in gammas for slot in wire.slots):
             raise InputError(
-                "score='gamma' was asked for, but no BatchNorm with a scale of its own lies on the wire "
-                f"{wire.name!r}. Use score='l1', or name in widths only wires that have one."
+                f"score='gamma' needs a BatchNorm with a scale on every wire, but {wire.name!r} has none. Use "
+                "score='l1', or name in widths only wires that have one."
             )
-    return {w.name: _lengths(w, lambda s: s.piece.block.parameter in gammas) for w in wires}
+    return {w.name: _lengths(w, lambda s: s.block.parameter in gammas) for w in wires}
 
 
 def _random(wires: Sequence[FoldableWire], prepared: PreparedModel, seed: int) -> dict[str, FeatureScores]:
@@ -144,37 +131,30 @@ def _random(wires: Sequence[FoldableWire], prepared: PreparedModel, seed: int) -
     return {w.name: torch.rand(w.size, generator=generator, dtype=torch.float64) for w in wires}
 
 
-SCORES: dict[str, Callable[[Sequence[FoldableWire], PreparedModel, int], dict[str, FeatureScores]]] = {
-    "l1": _l1, "random": _random, "gamma": _gamma
-}  # fmt: skip
+Score = Callable[[Sequence[FoldableWire], PreparedModel, int], dict[str, FeatureScores]]
+SCORES: dict[str, Score] = {"l1": _l1, "random": _random, "gamma": _gamma}
 
 
 def _lengths(wire: FoldableWire, counts: Callable[[FoldSlot], bool]) -> FeatureScores:
-    return torch.stack([feature_slices(s.piece.data, s.dim).abs().sum(1) for s in wire.sites if counts(s)]).sum(0)
-
-
-# -- choosing ----------------------------------------------------------------------------------------------------------
+    return torch.stack([feature_slices(s.block.data, s.dim).abs().sum(1) for s in wire.slots if counts(s)]).sum(0)
 
 
 def _best(wire: FoldableWire, scores: Mapping[str, FeatureScores], numbers: Mapping[str, int]) -> list[int]:
-    """The features of a wire that stay, in their order; of equal ones the earlier."""
+    """The kept features of a wire, in their order; of equal ones the earlier."""
     if wire.name not in numbers:
         return list(range(wire.size))
     return sorted(scores[wire.name].argsort(descending=True, stable=True)[: numbers[wire.name]].tolist())
 
 
 def _across(prepared: PreparedModel, scores: Mapping[str, FeatureScores], share: float) -> dict[str, int]:
-    """How many features every wire keeps when the lowest of all go first, until so many parameters are left."""
-    order = []  # (score, place in its wire, wire) of every feature but the best of each; equal scores go evenly
+    """Wire → number of features to keep if the lowest of all wires go first, until a share of parameters is left."""
+    order = []  # (score, relative position in its wire, wire) of all features but the best of each wire
     for wire in prepared.wires:
         own = scores[wire.name]
         own = own / own.mean().clamp(min=torch.finfo(own.dtype).tiny)
         order += [(value, i / wire.size, wire.name) for i, value in enumerate(own.sort().values[:-1].tolist())]
     order.sort()
-    size, strands = (
-        ParameterCount(prepared.model, prepared.symmetry),
-        {wire.name: wire.strand for wire in prepared.wires},
-    )
+    size, indices = ParameterCount(prepared.model, prepared.symmetry), {w.name: w.index for w in prepared.wires}
     total = size({})
 
     def numbers(removed: int) -> dict[str, int]:
@@ -184,15 +164,15 @@ def _across(prepared: PreparedModel, scores: Mapping[str, FeatureScores], share:
         return found
 
     def parameters(removed: int) -> int:
-        return size({strands[name]: number for name, number in numbers(removed).items()})
+        return size({indices[name]: number for name, number in numbers(removed).items()})
 
     least = parameters(len(order))
     if least > share * total:
         raise InputError(
-            f"{share:.1%} of the parameters were to be left, but with one feature on every wire {least / total:.1%} "
-            "are: the rest lies in what cannot be pruned. Ask for a larger share."
+            f"{share:.1%} of the parameters cannot be reached: with one feature on every wire {least / total:.1%} are "
+            "left. Keep a larger share."
         )
-    low, high = 0, len(order)  # parameters fall with every feature: the first number that is enough, found by halves
+    low, high = 0, len(order)  # the least number of removals that is enough, by bisection
     while low < high:
         middle = (low + high) // 2
         if parameters(middle) <= share * total:
@@ -202,17 +182,14 @@ def _across(prepared: PreparedModel, scores: Mapping[str, FeatureScores], share:
     return numbers(low)
 
 
-# -- cutting -----------------------------------------------------------------------------------------------------------
-
-
 def _cut(prepared: PreparedModel, kept: Mapping[str, list[int]]) -> Pruned:
-    """The smaller module, checked against the network at full width in which nothing reads the others."""
+    """The smaller module, checked against the network at full width in which no layer reads the removed features."""
     dropped = {w.name: sorted(set(range(w.size)) - set(kept[w.name])) for w in prepared.wires}
     for wire in prepared.wires:
-        for site in wire.sites:
-            if site.role == "read":
-                site.piece.data.index_fill_(site.dim, torch.tensor(dropped[wire.name], dtype=torch.long), 0.0)
-    stay = {wire.strand: kept[wire.name] for wire in prepared.wires}
+        for slot in wire.slots:
+            if slot.role == "read":
+                slot.block.data.index_fill_(slot.dim, torch.tensor(dropped[wire.name], dtype=torch.long), 0.0)
+    stay = {wire.index: kept[wire.name] for wire in prepared.wires}
     groups = {name: tuple((i,) for i in features) for name, features in kept.items()}
     cut = assemble_fold(prepared, prepared.widened(stay), stay, groups, rules={})
     return Pruned(**vars(cut), dropped={name: tuple(gone) for name, gone in dropped.items()})

@@ -1,6 +1,4 @@
-"""The result of folding: the smaller module, its groups, parameters, FLOPs and latency; saving it to a folder and
-loading it again.
-"""
+"""The result of folding: the smaller module, its groups and costs; how it is saved to a folder and loaded again."""
 
 from __future__ import annotations
 
@@ -20,15 +18,21 @@ from intertwine.checkpoints.load import Loaded, load
 from intertwine.checkpoints.weights import fill, read_checkpoint, write_checkpoint
 from intertwine.data.batches import copied_arguments
 from intertwine.data.layers import evaluating
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError
 from intertwine.files import write_json
 from intertwine.fold.cutting import Example, cut_model
+from intertwine.fold.options import check_wire
 from intertwine.fold.prepare import RULES, Skipped, prepare
 from intertwine.graph.model import copy_module
 from intertwine.lazy import data_frame
 
-# ----------------------------------------------------------------------------------------------------
-# Costs of a network: parameters, floating-point operations, and how long a forward takes.
+Groups = Mapping[str, tuple[tuple[int, ...], ...]]  # wire → the old features behind each new one
+#: The files in the folder of a folded network.
+WEIGHTS, ACCOUNT = "folded.safetensors", "fold.json"
+HOW_TO_LOAD = (
+    "intertwine.fold.result.load_folded(FOLDER) makes the network that was folded, cuts it to `widths` "
+    "(intertwine.fold.result.shrink) and fills it with folded.safetensors"
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Reduction:
 
     @property
     def share(self) -> float:
-        """What is left, as a share; 1 where there was nothing."""
+        """The number after as a share of that before; 1 where that is 0."""
         return self.after / self.before if self.before else 1.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,22 +81,15 @@ def forward_seconds(model: nn.Module, example: Example, repeats: int) -> float:
     return median(times[1:])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Fold: the result of folding, a smaller network and the account of how it came about.
-
-
-Groups = Mapping[str, tuple[tuple[int, ...], ...]]
-
-
 @dataclass(frozen=True, eq=False)
 class Fold:
     """A folded network. See `intertwine.fold`.
 
     `model`: a smaller module of the same classes. `groups`: wire → the old features behind each new one.
     `rules`: wire → "sum" (rows summed, columns averaged) or "mean" (rows averaged, columns summed).
-    `parameters`, `flops`: before and after, each with `.share`. `skipped`: what was not folded, and why.
-    `cut_error`: how far the small module is from the merged network at full width, on the example in double precision.
-    `betas`: wire → the β at which it was stopped, where `fold_to` chose one for each.
+    `parameters`, `flops`: before and after, each with `.share`. `skipped`: wires that are not folded, with the reason.
+    `cut_error`: the relative difference of the small module from the merged network at full width, in double precision.
+    `betas`: wire → the β at which it stopped, where `fold_to` chose one for each.
     """
 
     model: nn.Module
@@ -113,13 +110,13 @@ class Fold:
 
     @property
     def removed(self) -> int:
-        """How many features were merged into others."""
+        """The number of features that were merged into others."""
         return sum(int(w.before - w.after) for w in self.widths.values())
 
     def latency(self, repeats: int = 10) -> Reduction:
-        """Seconds for a forward on the example, before and after: the median of some repeats."""
+        """The median time of a forward on the example in seconds, before and after."""
         if repeats < 1:
-            raise InputError(f"The time of {repeats} forwards was asked for. Ask for one or more.")
+            raise InputError(f"repeats must be at least 1, but is {repeats}.")
         return Reduction(*(forward_seconds(m, self._example, repeats) for m in (self._original, self.model)))
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -141,7 +138,7 @@ class Fold:
             "rules": dict(self.rules),
             "parameters": self.parameters.to_dict(),
             "flops": self.flops.to_dict(),
-            "skipped": [{"what": s.what, "reason": s.reason} for s in self.skipped],
+            "skipped": [s.to_dict() for s in self.skipped],
             "cut_error": self.cut_error,
             "betas": dict(self.betas),
         }
@@ -165,12 +162,12 @@ def shrink(model: nn.Module, *example_args: Any, widths: Mapping[str, int], **ex
     """A network cut to the widths of a folded one, so that the folded weights can be loaded into it.
 
     Args:
-        model: a network made as the one that was folded; its weights do not matter, and it is not changed.
+        model: a network of the architecture that was folded, with any weights; it is not changed.
         *example_args, **example_kwargs: inputs it can be called with.
         widths: wire → number of features, such as `{name: w.after for name, w in folded.widths.items()}`.
 
     Raises:
-        InputError: a wire is not there, or has fewer features than it is to keep.
+        InputError: a wire does not exist, or has fewer features than it is to keep.
 
     Example:
         >>> import torch
@@ -185,39 +182,31 @@ def shrink(model: nn.Module, *example_args: Any, widths: Mapping[str, int], **ex
     prepared = prepare(copy_module(model), (example_args, example_kwargs))
     wires = {wire.name: wire for wire in prepared.wires}
     for name, width in widths.items():
-        if name not in wires or not 1 <= width <= wires[name].size:
-            found = f"has {wires[name].size} features" if name in wires else "is not there or cannot be folded"
+        check_wire("width", name, wires)
+        if not 1 <= width <= wires[name].size:
             raise InputError(
-                f"The wire {name!r} was to have {width} features; in this network it {found}. "
-                f"{'' if name in wires else did_you_mean(name, wires)}Pass a network made as the one that was folded."
+                f"The width of the wire {name!r} must be from 1 to {wires[name].size}, but is {width}. Pass a network "
+                "of the architecture that was folded."
             )
-    return cut_model(prepared.model, prepared.symmetry, {wires[n].strand: range(w) for n, w in widths.items()})
-
-
-# ----------------------------------------------------------------------------------------------------
-# Folded networks on disk: weights, the account of the folding, and how to have the network back.
-
-
-#: What a folder of a folded network holds.
-WEIGHTS, ACCOUNT = "folded.safetensors", "fold.json"
-HOW_TO_LOAD = (
-    "intertwine.fold.result.load_folded(FOLDER) makes the network that was folded, cuts it to `widths` "
-    "(intertwine.fold.result.shrink) and fills it with folded.safetensors"
-)
+    return cut_model(prepared.model, prepared.symmetry, {wires[n].index: range(w) for n, w in widths.items()})
 
 
 def save_folded(
     folder: str | Path, folded: Fold, source: str, inputs: Sequence[str] = (), about: Mapping[str, Any] | None = None
 ) -> tuple[Path, Path]:
-    """Write the weights of a folded network and the account; gives the files.
+    """Write the weights of a folded network, and how it was made; returns the two files.
 
     Args:
-        source, inputs: the name and the inputs with which `intertwine.checkpoints.load` makes the network that was folded.
-        about: more for the account.
+        folder: where to write. folded: the result of a folding.
+        source, inputs: the name and the inputs under which `intertwine.checkpoints.load` makes the original network.
+        about: more entries for the JSON file.
     """
     place = Path(folder)
     write_checkpoint(folded.model, place / WEIGHTS)
-    made = {"model": _whole(source), "inputs": list(inputs), "how": HOW_TO_LOAD}
+    path, colon, rest = source.rpartition(":")
+    if path and Path(path).exists():  # the name then holds in every working directory
+        source = f"{Path(path).resolve()}{colon}{rest}"
+    made = {"model": source, "inputs": list(inputs), "how": HOW_TO_LOAD}
     write_json(place / ACCOUNT, {"made_of": made, **folded.to_dict(), **(about or {})})
     return place / WEIGHTS, place / ACCOUNT
 
@@ -226,11 +215,12 @@ def load_folded(folder: str | Path, model: nn.Module | None = None, *example_arg
     """A folded network from its folder.
 
     Args:
-        model, *example_args: made as the network that was folded, and inputs it can be called with. Without these it
-            is made by the name that it had on the command line.
+        folder: what `save_folded` or `intertwine fold --out` wrote.
+        model, *example_args: a network of the architecture that was folded, and inputs it can be called with. Without
+            these it is made by the name that it had on the command line.
 
     Raises:
-        InputError: no such folder, or the network cannot be made again. MismatchError: it is another architecture.
+        InputError: no such folder, or the original network cannot be made. MismatchError: it is another architecture.
 
     >>> import tempfile
     >>> import torch, intertwine
@@ -245,11 +235,16 @@ def load_folded(folder: str | Path, model: nn.Module | None = None, *example_arg
     """
     place = Path(folder)
     if not (place / ACCOUNT).is_file():
+        raise InputError(f"{place} has no {ACCOUNT}. Give a folder that `intertwine fold --out` wrote.")
+    try:
+        account = json.loads((place / ACCOUNT).read_text(encoding="utf-8"))
+        source, inputs = str(account["made_of"]["model"]), [str(text) for text in account["made_of"]["inputs"]]
+        widths = {name: int(change["after"]) for name, change in account["widths"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"A folded network was asked for, but {place} has no {ACCOUNT}. Give a folder that `intertwine fold --out` "
-            "wrote."
-        )
-    source, inputs, widths = _account(place / ACCOUNT)
+            f"{place / ACCOUNT} is damaged or does not describe a folding ({type(error).__name__}: {error}). Copy the "
+            "folder again, or fold the network once more."
+        ) from error
     if model is None:
         made = load(source, None, inputs)
     else:
@@ -257,26 +252,3 @@ def load_folded(folder: str | Path, model: nn.Module | None = None, *example_arg
     small = shrink(made.model, *made.args, widths=widths, **made.kwargs)
     fill(small, read_checkpoint(place / WEIGHTS), str(place / WEIGHTS))
     return Loaded(str(place), small.eval(), made.args, made.kwargs)
-
-
-def _account(file: Path) -> tuple[str, list[str], dict[str, int]]:
-    """Of which network, with which inputs, and to which widths."""
-    try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        made, widths = told["made_of"], {name: int(change["after"]) for name, change in told["widths"].items()}
-        return str(made["model"]), [str(text) for text in made["inputs"]], widths
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{file} is damaged or no account of a folding ({type(error).__name__}: {error}). Copy the folder again, "
-            "or fold the network once more."
-        ) from error
-
-
-def _whole(source: str) -> str:
-    """A name that holds in every folder: paths in it from the root.
-
-    >>> _whole("zoo:mlp")
-    'zoo:mlp'
-    """
-    path, colon, rest = source.rpartition(":")
-    return f"{Path(path).resolve()}{colon}{rest}" if path and Path(path).exists() else source

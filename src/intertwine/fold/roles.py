@@ -1,5 +1,12 @@
-"""What each axis of a parameter does with features (writes, reads, or scales them), and double-precision working
-tensors in which a BatchNorm is folded into the layer before it.
+"""The role of every axis of a parameter, and the double-precision working tensors in which features are merged.
+
+Roles: "write", an output of a layer with one slice per feature (rows of a weight, bias); "read", an input of a layer,
+which sums over features; "each", one number or kernel per feature (depthwise convolution, PReLU, layer scale).
+
+With norm="fold" a BatchNorm in evaluation mode is a scale s = γ/√(v+eps) and a shift per feature. Right behind a layer
+the scale goes into the rows of the layer, and |γ|, |γ|·√(v+eps), β, s·mean and s·bias are kept beside. All of these
+are merged by the same sums as the rows, and give back a BatchNorm and a layer at the end, so that the smaller network
+can be trained like the larger one. Elsewhere scale and shift stay as two numbers per feature.
 """
 
 from __future__ import annotations
@@ -16,25 +23,17 @@ from torch import Tensor
 from intertwine.graph.program import Call, Program, Ref
 from intertwine.symmetry.geometry import Layout, LayoutAxis, ProductAxis, SumAxis, WireAxis
 
-# ----------------------------------------------------------------------------------------------------
-# Roles: what every axis of a parameter does with features, read off the calls that use it.
-#
-# "write": an output of a layer, one slice per feature (rows of a weight, bias). "read": an input of a layer, which adds
-# features up. "each": one number or kernel per feature, on its way (depthwise convolution, PReLU, layer scale).
-
-
-#: Calls that hand a tensor on as it is.
+#: Calls that return their input.
 IDENTITY_OPS = ("aten.alias.default", "aten.contiguous.default", "aten.clone.default", "aten.detach.default")
 #: Calls that combine features with one number each.
-POINTWISE_OPS = ("aten.mul.Tensor", "aten.add.Tensor", "aten.sub.Tensor", "aten.div.Tensor", "aten.mul_.Tensor",
-             "aten.add_.Tensor")  # fmt: skip
+POINTWISE_OPS = tuple(f"aten.{op}.Tensor" for op in ("mul", "add", "sub", "div", "mul_", "add_"))
 #: Norms whose statistics run over features.
 NORMS_ACROSS_FEATURES = ("layer_norm", "rms_norm", "group_norm")
 
 
 @dataclass(frozen=True)
 class LayerBeforeNorm:
-    """A linear or convolution layer right before a BatchNorm; `axis` is that of its weight which writes features."""
+    """A linear or convolution layer right before a BatchNorm; `axis` of its weight writes features."""
 
     weight: str
     bias: str | None
@@ -44,7 +43,7 @@ class LayerBeforeNorm:
 
 @dataclass(frozen=True)
 class BatchNormTensors:
-    """A BatchNorm with running statistics, by the names of its tensors; `layer` is what it can be folded into."""
+    """The tensor names of a BatchNorm with running statistics; `layer` is the layer that it can be folded into."""
 
     weight: str | None
     bias: str | None
@@ -69,10 +68,10 @@ class Roles:
 
 def roles_of(program: Program) -> Roles:
     """The roles of all parameters and buffers of a captured forward."""
-    reader = _Reader(program)
+    finder = _RoleFinder(program)
     for call in program.calls:
-        reader.take(call)
-    return Roles(reader.axes, reader.unclear, tuple(reader.norms))
+        finder.visit(call)
+    return Roles(finder.axes, finder.unclear, tuple(finder.norms))
 
 
 def arguments(call: Call) -> list[Any]:
@@ -84,38 +83,44 @@ def arguments(call: Call) -> list[Any]:
     return [*call.args, *(call.kwargs.get(argument.name, argument.default_value) for argument in left)]
 
 
-class _Reader:
+class _RoleFinder:
     def __init__(self, program: Program) -> None:
         self.axes: dict[tuple[str, int], str] = {}
         self.unclear: dict[str, str] = {}
         self.norms: list[BatchNormTensors] = []
         self.targets = {s.name: s.target for s in program.inputs if s.target is not None}
         self.shapes = {s.target: s.shape for s in program.inputs if s.target is not None}
-        self.made = {call.name: call for call in program.calls}
+        self.calls = {call.name: call for call in program.calls}
         self.readers = Counter(name for call in program.calls for name in call.reads)
         self.readers.update(out.name for out in program.outputs)
         tied = Counter(program.tied.values())
         self.used = Counter({t: self.readers[s] + (tied[t] > 1) for s, t in self.targets.items()})
 
-    def take(self, call: Call) -> None:
-        """Note what one call does with the parameters it reads."""
+    def visit(self, call: Call) -> None:
+        """Record the roles of the parameters that a call reads."""
         args = arguments(call)
         if call.op in IDENTITY_OPS and isinstance(args[0], Ref) and args[0].name in self.targets:
             self.targets[call.name] = self.targets[args[0].name]
             return
-        named = {i: t for i, a in enumerate(args) if isinstance(a, Ref) and (t := self.targets.get(a.name))}
+        named = self._named(args)
         if "batch_norm" in call.op and (norm := self._norm(args, named)) is not None:
             self.norms.append(norm)
             return
         if named:
             known = dict(self._known(call, args, named))
             for i, target in named.items():
-                self._note(call, target, known.get(i))
-        for target in _inside(args, self.targets):
-            self._note(call, target, None)
+                self._record(call, target, known.get(i))
+        for arg in args:  # parameters inside lists of arguments (torch.cat of weights)
+            for item in arg if isinstance(arg, (list, tuple)) else ():
+                if isinstance(item, Ref) and item.name in self.targets:
+                    self._record(call, self.targets[item.name], None)
+
+    def _named(self, args: list[Any]) -> dict[int, str]:
+        """Argument → the parameter or buffer that it is."""
+        return {i: t for i, a in enumerate(args) if isinstance(a, Ref) and (t := self.targets.get(a.name))}
 
     def _known(self, call: Call, args: list[Any], named: dict[int, str]) -> Iterator[tuple[int, dict[int, str]]]:
-        """(argument, axis → role) for the calls that are understood."""
+        """(argument, axis → role) for the supported calls."""
         op = call.op
         if op == "aten.linear.default":
             yield from ((1, {0: "write", 1: "read"}), (2, {0: "write"}))
@@ -139,7 +144,7 @@ class _Reader:
             return {1: "write", 0: "read"} if "transpose" in op else {0: "write", 1: "read"}
         return {0: "each"} if groups == shape[0] and shape[1] == 1 else None
 
-    def _note(self, call: Call, target: str, axes: dict[int, str] | None) -> None:
+    def _record(self, call: Call, target: str, axes: dict[int, str] | None) -> None:
         if axes is None:
             what = call.op.removeprefix("aten.").split(".")[0]
             if any(norm in call.op for norm in NORMS_ACROSS_FEATURES):
@@ -162,43 +167,20 @@ class _Reader:
 
     def _layer(self, source: Any) -> LayerBeforeNorm | None:
         """The layer whose output goes into a BatchNorm and nowhere else, its tensors in no other call."""
-        while isinstance(source, Ref) and source.name in self.made and self.readers[source.name] == 1:
-            call, args = self.made[source.name], arguments(self.made[source.name])
+        while isinstance(source, Ref) and source.name in self.calls and self.readers[source.name] == 1:
+            call, args = self.calls[source.name], arguments(self.calls[source.name])
             if "conv" in call.op or call.op == "aten.linear.default":
-                return self._own_layer(call, args)
+                named = self._named(args)
+                roles = dict(self._known(call, args, named)).get(1, {})
+                axis = next((i for i, role in roles.items() if role != "read"), None)
+                own = all(self.used[t] == 1 for t in named.values()) and (2 in named or args[2] is None)
+                if axis is None or not own or 1 not in named:
+                    return None
+                return LayerBeforeNorm(named[1], named.get(2), axis, roles[axis])
             if call.op not in IDENTITY_OPS:
                 return None
             source = args[0]
         return None
-
-    def _own_layer(self, call: Call, args: list[Any]) -> LayerBeforeNorm | None:
-        named = {i: t for i, a in enumerate(args) if isinstance(a, Ref) and (t := self.targets.get(a.name))}
-        roles = dict(self._known(call, args, named)).get(1, {})
-        axis = next((i for i, role in roles.items() if role != "read"), None)
-        own = all(self.used[t] == 1 for t in named.values()) and (2 in named or args[2] is None)
-        return (
-            LayerBeforeNorm(named[1], named.get(2), axis, roles[axis])
-            if axis is not None and own and 1 in named
-            else None
-        )
-
-
-def _inside(args: list[Any], targets: Mapping[str, str]) -> Iterator[str]:
-    """Parameters inside lists of arguments (torch.cat of weights)."""
-    for arg in args:
-        for item in arg if isinstance(arg, (list, tuple)) else ():
-            if isinstance(item, Ref) and item.name in targets:
-                yield targets[item.name]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Working tensors: the weights of a network in double precision, in the form in which features are merged.
-#
-# With norm="fold" a BatchNorm in evaluation mode is a scale s = γ/√(v+eps) and a shift per feature. Right behind a layer
-# the scale goes into the rows of the layer, and |γ|, |γ|·√(v+eps), β, s·mean and s·bias are kept beside. All of these
-# are merged by the same sums as the rows, and give back a BatchNorm and a layer at the end. Nothing is lost on the way,
-# and statistics and γ keep their meaning, so that the smaller network can be trained as the larger one.
-# Elsewhere scale and shift stay as two numbers per feature.
 
 
 @dataclass(frozen=True)
@@ -212,12 +194,12 @@ class WorkingTensor:
     counted: str | None
 
 
-Finisher = Callable[[], dict[str, Tensor]]  # the tensors of the network, once everything is merged
+Finisher = Callable[[], dict[str, Tensor]]  # gives tensors of the network once everything is merged
 
 
 @dataclass(frozen=True)
 class WorkingTensors:
-    """All working tensors, and how the network's own tensors are read off them."""
+    """All working tensors, and the functions that give back the network's own tensors."""
 
     tensors: tuple[WorkingTensor, ...]
     finishes: tuple[Finisher, ...]
@@ -232,23 +214,23 @@ def working_tensors(
 ) -> WorkingTensors:
     """Working tensors of a network. The given weights are not changed."""
     own = {name: t.detach().to("cpu", torch.float64, copy=True).contiguous() for name, t in weights.items()}
-    maker = _Maker(layouts, roles, own)
+    builder = _WorkingTensorBuilder(layouts, roles, own)
     for found in roles.norms:
-        maker.take_norm(found, norm)
+        builder.add_norm(found, norm)
     for name in weights:
-        if name not in maker.taken:
-            maker.plain(name)
-    return WorkingTensors(tuple(maker.tensors), tuple(maker.finishes))
+        if name not in builder.added:
+            builder.add_plain(name)
+    return WorkingTensors(tuple(builder.tensors), tuple(builder.finishes))
 
 
-class _Maker:
+class _WorkingTensorBuilder:
     def __init__(self, layouts: Mapping[str, Layout], roles: Roles, own: dict[str, Tensor]) -> None:
         self.layouts, self.roles, self.own = layouts, roles, own
         self.tensors: list[WorkingTensor] = []
         self.finishes: list[Finisher] = []
-        self.taken: set[str] = set()
+        self.added: set[str] = set()
 
-    def plain(self, name: str) -> None:
+    def add_plain(self, name: str) -> None:
         """A tensor that is merged as it is."""
         axes = self.layouts[name].axes
         roles = tuple(self.roles.axes.get((name, axis)) for axis in range(len(axes)))
@@ -256,43 +238,43 @@ class _Maker:
         self.tensors.append(WorkingTensor(name, self.own[name], axes, roles, counted))
         self.finishes.append(lambda: {name: self.own[name]})
 
-    def take_norm(self, norm: BatchNormTensors, how: str) -> None:
+    def add_norm(self, norm: BatchNormTensors, how: str) -> None:
         layer = (norm.layer.weight, norm.layer.bias) if norm.layer else ()
         names = {name for name in (*norm.names, *layer) if name is not None}
         if not names <= self.own.keys():  # no wire moves it
             return
-        self.taken |= names
-        tree = self.layouts[norm.weight or norm.mean].axes[0]
+        self.added |= names
+        axis = self.layouts[norm.weight or norm.mean].axes[0]
         if how == "sum":
-            self._raw(norm, tree)
+            self._raw(norm, axis)
         elif norm.layer is None:
-            self._affine(norm, tree)
+            self._affine(norm, axis)
         else:
-            self._folded(norm, norm.layer, tree)
+            self._folded(norm, norm.layer, axis)
 
-    def _layer(self, layer: LayerBeforeNorm, tree: LayoutAxis) -> None:
-        """The weight of a layer before a BatchNorm; scales pass it as they pass the norm."""
+    def _layer(self, layer: LayerBeforeNorm, axis: LayoutAxis) -> None:
+        """The weight of a layer before a BatchNorm; the scales of the norm act on it."""
         axes = list(self.layouts[layer.weight].axes)
-        axes[layer.axis] = tree
+        axes[layer.axis] = axis
         roles = tuple(self.roles.axes.get((layer.weight, axis)) for axis in range(len(axes)))
         self.tensors.append(WorkingTensor(layer.weight, self.own[layer.weight], tuple(axes), roles, "in"))
 
-    def _vector(self, name: str, data: Tensor, tree: LayoutAxis, role: str, counted: str | None = None) -> Tensor:
-        self.tensors.append(WorkingTensor(name, data, (tree,), (role,), counted))
+    def _vector(self, name: str, data: Tensor, axis: LayoutAxis, role: str, counted: str | None = None) -> Tensor:
+        self.tensors.append(WorkingTensor(name, data, (axis,), (role,), counted))
         return data
 
-    def _raw(self, norm: BatchNormTensors, tree: LayoutAxis) -> None:
-        """The rule of the paper's code: every vector of the norm is merged as rows are, statistics too."""
+    def _raw(self, norm: BatchNormTensors, axis: LayoutAxis) -> None:
+        """The rule of the paper's code: every vector of the norm is merged like the rows, statistics too."""
         role = norm.layer.role if norm.layer else "each"
         names = list(norm.names)
         if norm.layer:
-            self._layer(norm.layer, tree)
+            self._layer(norm.layer, axis)
             self.finishes.append(lambda n=norm.layer.weight: {n: self.own[n]})
         for name in names:
-            self._vector(name, self.own[name], tree, role)
+            self._vector(name, self.own[name], axis, role)
         if norm.layer and norm.layer.bias:
             names.append(norm.layer.bias)
-            self._vector(norm.layer.bias, self.own[norm.layer.bias], tree, role, "bias")
+            self._vector(norm.layer.bias, self.own[norm.layer.bias], axis, role, "bias")
         self.finishes.append(
             lambda: {n: self.own[n] for n in names} | {norm.var: _divisible(self.own[norm.var], norm.eps)}
         )
@@ -303,14 +285,14 @@ class _Maker:
         gamma = self.own[norm.weight] if norm.weight else torch.ones_like(mean)
         return gamma, self.own[norm.bias] if norm.bias else torch.zeros_like(mean), mean, deviation
 
-    def _affine(self, norm: BatchNormTensors, tree: LayoutAxis) -> None:
-        """A norm that no layer can take up: a scale and a shift per feature."""
+    def _affine(self, norm: BatchNormTensors, axis: LayoutAxis) -> None:
+        """A norm that cannot be folded into a layer: a scale and a shift per feature."""
         gamma, beta, mean, deviation = self._parts(norm)
-        ratio = _ratio(tree if norm.weight else None, self.layouts[norm.mean].axes[0])
+        ratio = _ratio(axis if norm.weight else None, self.layouts[norm.mean].axes[0])
         scale = self._vector(f"{norm.mean} scale", gamma / deviation, ratio, "each", "in")
-        shift = self._vector(f"{norm.mean} shift", beta - gamma / deviation * mean, tree, "each", "bias")
-        center = self._vector(norm.mean, mean.clone(), tree, "each")
-        spread = self._vector(norm.var, self.own[norm.var].clone(), tree, "each")
+        shift = self._vector(f"{norm.mean} shift", beta - gamma / deviation * mean, axis, "each", "bias")
+        center = self._vector(norm.mean, mean.clone(), axis, "each")
+        spread = self._vector(norm.var, self.own[norm.var].clone(), axis, "each")
 
         def finish() -> dict[str, Tensor]:
             found = {norm.mean: center, norm.var: _divisible(spread, norm.eps)}
@@ -322,7 +304,7 @@ class _Maker:
 
         self.finishes.append(finish)
 
-    def _folded(self, norm: BatchNormTensors, layer: LayerBeforeNorm, tree: LayoutAxis) -> None:
+    def _folded(self, norm: BatchNormTensors, layer: LayerBeforeNorm, axis: LayoutAxis) -> None:
         gamma, beta, mean, deviation = self._parts(norm)
         scale = gamma / deviation
         rows = [1] * self.own[layer.weight].ndim
@@ -330,10 +312,10 @@ class _Maker:
         old_var, old_mean = self.own[norm.var].clone(), mean.clone()
         old_bias = self.own[layer.bias].clone() if layer.bias else None
         weight = self.own[layer.weight].mul_(scale.view(rows))
-        self._layer(layer, tree)
+        self._layer(layer, axis)
 
         def vector(what: str, data: Tensor, counted: str | None = None) -> Tensor:
-            return self._vector(f"{norm.mean} {what}", data, tree, layer.role, counted)
+            return self._vector(f"{norm.mean} {what}", data, axis, layer.role, counted)
 
         size, spread = vector("size", gamma.abs()), vector("spread", gamma.abs() * deviation)
         start, center = vector("start", beta.clone()), vector("center", scale * mean)
@@ -352,13 +334,14 @@ class _Maker:
             }
             if layer.bias and offset is not None and old_bias is not None:
                 found[layer.bias] = torch.where(alive, offset * unscale, old_bias)
-            return found | dict(_optional(norm, signed, start))
+            optional = {norm.weight: signed, norm.bias: start}
+            return found | {name: tensor for name, tensor in optional.items() if name is not None}
 
         self.finishes.append(finish)
 
 
 def _ratio(gamma: LayoutAxis | None, mean: LayoutAxis) -> LayoutAxis:
-    """The axis of γ/√(v+eps): what scales the features before the norm is divided out. Without γ, that alone."""
+    """The axis of γ/√(v+eps): the scales before the norm cancel. Without γ, the axis of 1/√(v+eps)."""
     match mean:
         case WireAxis():
             own = gamma.powers if isinstance(gamma, WireAxis) else (Fraction(0),) * len(mean.powers)
@@ -370,12 +353,5 @@ def _ratio(gamma: LayoutAxis | None, mean: LayoutAxis) -> LayoutAxis:
 
 
 def _divisible(var: Tensor, eps: float) -> Tensor:
-    """Variances; those of features that are gone are 0, and without eps the network at full width divides by them."""
+    """Variances without zeros, those of merged features, where the norm has no eps and would divide by them."""
     return var if eps > 0 else torch.where(var > 0, var, 1.0)
-
-
-def _optional(norm: BatchNormTensors, weight: Tensor, bias: Tensor) -> Iterator[tuple[str, Tensor]]:
-    if norm.weight:
-        yield norm.weight, weight
-    if norm.bias:
-        yield norm.bias, bias

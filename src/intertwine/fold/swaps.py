@@ -1,7 +1,7 @@
-"""`swap_barrier`: a network on its way to itself, features that fold together swapped, against as many random swaps.
+"""`swap_barrier`: the barrier between a network and itself with equivalent features swapped, or with random ones.
 
-Both swaps are elements of the symmetry, so both ends are the same function. Halfway every swapped feature is the mean
-of two: that costs nothing where the two are the same, and a feature each where they are not.
+Both swaps are elements of the symmetry, so both ends are the same function. Half-way every swapped feature is the mean
+of two, which changes nothing where the two are equal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from intertwine.connect.barrier import Barrier, barrier
 from intertwine.data.evaluate import Loss
@@ -33,12 +32,12 @@ KINDS = ("equivalent", "random")
 
 @dataclass(frozen=True, eq=False)
 class SwapBarrier:
-    """What `swap_barrier` found.
+    """The result of `swap_barrier`.
 
     Attributes:
         equivalent, random: the line with features of one group swapped, and with random ones; one per seed.
-        pairs: wire → how many pairs were swapped. dead: wire → how many features were left alone as they do not act.
-        seeds: what the pairs were drawn with.
+        pairs: wire → number of swapped pairs. dead: wire → number of dead features, which are not swapped.
+        seeds: those of the pairs.
     """
 
     equivalent: tuple[Barrier, ...]
@@ -54,7 +53,7 @@ class SwapBarrier:
 
     @property
     def error_barriers(self) -> dict[str, float] | None:
-        """The same for the error, as a fraction; None where the targets are no classes."""
+        """The same for the error, as a fraction; None where the targets are not classes."""
         if self.equivalent[0].error is None:
             return None
         return {kind: _mean([found.error_barrier for found in getattr(self, kind)]) for kind in KINDS}
@@ -105,24 +104,24 @@ def swap_barrier(
     dead: float | None = DEAD,
     loss: Loss | None = None,
 ) -> SwapBarrier:
-    """Interpolate the network that was folded with itself, features of one group swapped, and with random ones swapped.
+    """Interpolate a folded network's original with itself, with features of one group swapped, and with random ones.
 
-    In every group, features are paired at random and the pairs change places. For comparison, as many random pairs of
-    the same wire do. All wires are swapped at once; fold with a beta for one wire alone to see that wire.
+    In every group, features are paired at random and the pairs swapped; for comparison, as many random pairs of the
+    same wire are. All wires are swapped at once; fold with a beta for one wire alone to see that wire.
 
     Args:
-        folded: what `fold` or any other way of folding gave; its groups say which features are equivalent.
+        folded: the result of `fold` or of another folding; its groups define which features are equivalent.
         data, points, reset_statistics, loss: as for `intertwine.barrier`.
         seeds: one draw of pairs for each.
-        dead: features whose rows or columns are shorter than this share of the longest are left alone by both kinds of
-            swaps: swapping what does not act proves nothing. None takes them along, as the paper does.
+        dead: features whose rows or columns are shorter than this share of the longest are not swapped, since swapping
+            dead features proves nothing. None swaps them too, as the paper does.
 
     Returns:
         A `SwapBarrier`: `.equivalent` and `.random`, a `Barrier` per seed; `.loss_barriers`, `.error_barriers`,
         `.plot()`.
 
     Raises:
-        InputError: no seed is given, or no group has two features that act.
+        InputError: no seed is given, or no group has two live features.
 
     Example:
         >>> import torch
@@ -139,20 +138,20 @@ def swap_barrier(
     Reference: Chen, Zhou and Yan, Going Beyond Neural Network Feature Similarity, 2024, Figure 1b.
     """
     if not seeds:
-        raise InputError("No seed was given to draw pairs of features with. Give one or more, such as seeds=(0, 1, 2).")
+        raise InputError("seeds is empty. Give one or more to draw pairs of features with, such as seeds=(0, 1, 2).")
     if any(iter(given) is given for given in (data, reset_statistics) if given is not None):
         raise InputError("The data is read once per line, but a generator can be read once. Pass a list or DataLoader.")
     prepared = prepare(folded._original, folded._example)
     wires = [_Swappable.of(w, folded.groups[w.name], dead) for w in prepared.wires if w.name in folded.groups]
     if not any(wire.count for wire in wires):
         raise InputError(
-            f"No group of the {len(wires)} folded wires has two features that act, so there is nothing to swap. Fold "
-            "with a larger beta" + ("." if dead is None else ", or pass dead=None to swap features that do not act.")
+            f"No group of the {len(wires)} folded wires has two live features, so there is nothing to swap. Fold with "
+            "a larger beta" + ("." if dead is None else ", or pass dead=None to swap dead features too.")
         )
 
     def line(pairs: Callable[[_Swappable, torch.Generator], Pairs], seed: int) -> Barrier:
         generator = torch.Generator().manual_seed(seed)
-        element = swap_element(prepared.symmetry, {wire.strand: pairs(wire, generator) for wire in wires})
+        element = swap_element(prepared.symmetry, {wire.index: pairs(wire, generator) for wire in wires})
         swapped = prepared.symmetry.act(element, folded._original)
         return barrier(folded._original, swapped, data, points, reset_statistics, loss=loss)
 
@@ -160,30 +159,30 @@ def swap_barrier(
         tuple(line(_Swappable.within_groups, seed) for seed in seeds),
         tuple(line(_Swappable.anywhere, seed) for seed in seeds),
         {wire.name: wire.count for wire in wires if wire.count},
-        {wire.name: wire.silent for wire in wires if wire.silent},
+        {wire.name: wire.dead for wire in wires if wire.dead},
         tuple(seeds),
     )
 
 
 @dataclass(frozen=True)
 class _Swappable:
-    """The features of a wire that may be swapped, as they stand in groups and all together."""
+    """The live features of a wire, by group and all together; `dead`: the number of others."""
 
     name: str
-    strand: int
+    index: int
     groups: list[list[int]]
     live: list[int]
-    silent: int
+    dead: int
 
     @classmethod
     def of(cls, wire: FoldableWire, groups: Sequence[Sequence[int]], dead: float | None) -> _Swappable:
         gone = set() if dead is None else set(dead_features(wire, dead).nonzero().flatten().tolist())
         live = [i for i in range(wire.size) if i not in gone]
-        return cls(wire.name, wire.strand, [[i for i in g if i not in gone] for g in groups], live, len(gone))
+        return cls(wire.name, wire.index, [[i for i in g if i not in gone] for g in groups], live, len(gone))
 
     @property
     def count(self) -> int:
-        """Pairs that its groups can give."""
+        """The number of pairs in its groups."""
         return sum(len(group) // 2 for group in self.groups)
 
     def within_groups(self, generator: torch.Generator) -> Pairs:
@@ -194,7 +193,7 @@ class _Swappable:
 
 
 def swap_element(symmetry: Symmetry, pairs: Mapping[int, Pairs]) -> Element:
-    """The element that swaps pairs of features; `pairs`: strand → pairs, no feature in two of them.
+    """The element that swaps pairs of features; `pairs`: index of a wire → disjoint pairs.
 
     >>> import torch, intertwine
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -202,15 +201,13 @@ def swap_element(symmetry: Symmetry, pairs: Mapping[int, Pairs]) -> Element:
     tensor([0, 3, 2, 1])
     """
     identity = symmetry.identity()
-    moved = {i: replace(identity.moves[i], permutation=_swapped(identity, i, p)) for i, p in pairs.items()}
-    return replace(identity, moves={**identity.moves, **moved})
-
-
-def _swapped(identity: Element, strand: int, pairs: Pairs) -> Tensor:
-    order = torch.arange(identity.wire_specs[strand].size)
-    for m, n in pairs:
-        order[m], order[n] = n, m
-    return order
+    moves = dict(identity.moves)
+    for wire, swapped in pairs.items():
+        order = torch.arange(identity.wire_specs[wire].size)
+        for m, n in swapped:
+            order[m], order[n] = n, m
+        moves[wire] = replace(moves[wire], permutation=order)
+    return replace(identity, moves=moves)
 
 
 def _drawn(features: Sequence[int], count: int, generator: torch.Generator) -> Pairs:
