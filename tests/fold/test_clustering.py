@@ -291,9 +291,9 @@ def test_variances_can_be_repaired() -> None:
 
 
 def test_bad_input_fold_activations() -> None:
-    with pytest.raises(InputError, match="Neither beta nor widths was given"):
+    with pytest.raises(InputError, match="Neither beta nor widths is given"):
         fold_activations(perceptron(), [SAMPLES])
-    with pytest.raises(InputError, match="Both beta and widths were given"):
+    with pytest.raises(InputError, match="Both beta and widths are given"):
         fold_activations(perceptron(), [SAMPLES], beta=0.1, widths=0.5)
     with pytest.raises(InputError, match=r"beta must be above 0 and below 1, but is 2\.0"):
         fold_activations(perceptron(), [SAMPLES], beta=2.0)

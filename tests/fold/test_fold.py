@@ -281,11 +281,11 @@ def test_options_that_do_not_exist() -> None:
         fold(net(), X, beta={"2": 0.1})
     with pytest.raises(InputError, match="name a feature twice"):
         fold_groups(net(), X, groups={"0": [(1, 8)]})
-    with pytest.raises(InputError, match="'0' was to have 9 features; in this network it has 8 features"):
+    with pytest.raises(InputError, match="width of the wire '0' must be from 1 to 8, but is 9"):
         shrink(net(), X, widths={"0": 9})
-    with pytest.raises(InputError, match="The time of 0 forwards"):
+    with pytest.raises(InputError, match="repeats must be at least 1, but is 0"):
         fold(net(), X).latency(0)
-    with pytest.raises(InputError, match="dead=1"):
+    with pytest.raises(InputError, match="dead must be a share of the longest row, .* but is 1"):
         complexity(net(), X, dead=1.0)
 
 
@@ -362,7 +362,8 @@ class Slicing(nn.Module):
 def test_a_width_written_into_the_forward_is_named() -> None:
     torch.manual_seed(0)
     with pytest.raises(
-        InputError, match=r"forward fails at test_fold_results\.py:\d+ \(h = self\.a\(x\)\.relu\(\)\.view"
+        InputError,
+        match=r"forward of the network with fewer features fails at test_fold\.py:\d+ \(h = self\.a\(x\)\.relu\(\)\.view",
     ):
         fold(Slicing(8), X, beta=0.9)
     with pytest.raises(InputError, match=r"outputs differ by .* uses a width without failing"):
@@ -410,7 +411,7 @@ def test_complexity_of_every_layer_003_F25() -> None:
     assert [x.width for x in low.layers] == [16, 16, 32, 32, 32, 64, 64, 64]
     assert "conv8     64" in repr(low)
     assert json.loads(json.dumps(low.to_dict()))["layers"][0]["share"] == low["conv1"].share
-    with pytest.raises(InputError, match="There is no layer 'conv9' here"):
+    with pytest.raises(InputError, match="Unknown layer 'conv9'"):
         low["conv9"]
 
 

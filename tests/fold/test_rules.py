@@ -541,10 +541,12 @@ def test_a_beta_for_every_wire() -> None:
     many = [f"w{i}" for i in range(9)]
     with pytest.raises(InputError) as said:
         options.check_wires(many)
-    assert str(said.value).endswith("which is no wire that can be folded. Those are w0, w1, w2, w3, w4, w5, w6, w7 ….")
-    with pytest.raises(InputError, match=r"given for 'a'.*Those are none\.$"):
+    assert str(said.value).endswith(
+        "which is no wire that can be folded. Choose one of: w0, w1, w2, w3, w4, w5, w6, w7 …."
+    )
+    with pytest.raises(InputError, match=r"given for 'a'.*Choose one of: none\.$"):
         options.check_wires([])
-    with pytest.raises(InputError, match=r"Did you mean 'aa'\? Those are aa\.$"):
+    with pytest.raises(InputError, match=r"Did you mean 'aa'\? Choose one of: aa\.$"):
         options.check_wires(["aa"])
     with pytest.raises(InputError, match=r"beta for 'a' must be above 0 and below 1, but is 1.0\. .* Try 0\.1\."):
         Options(beta={"b": 0.5, "a": 1.0})
@@ -661,9 +663,9 @@ def test_shrink_makes_room_and_says_what_does_not_fit() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(small[3].weight, model[3].weight[:, :3])
     for widths, text in (
-        ({"0": 0}, r"'0' was to have 0 features; in this network it has 8 features\. Pass a network made as"),
-        ({"3": 7}, r"'3' was to have 7 features; in this network it has 6 features"),
-        ({"33": 3}, r"'33' was to have 3 features; in this network it is not there or cannot be folded\. Did you mean"),
+        ({"0": 0}, r"width of the wire '0' must be from 1 to 8, but is 0\. Pass a network of the architecture"),
+        ({"3": 7}, r"width of the wire '3' must be from 1 to 6, but is 7"),
+        ({"33": 3}, r"A width is given for '33', which is no wire that can be folded\. Did you mean"),
     ):
         with pytest.raises(InputError, match=text):
             shrink(model, ROWS.float(), widths=widths)

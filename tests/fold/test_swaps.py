@@ -111,7 +111,7 @@ def test_dead_features_are_left_alone_003_F17() -> None:
     taken = swap_barrier(folded, digits()[1], points=3, seeds=(0,), dead=None)
     assert taken.pairs == {"1": 64}
     only = fold_groups(model, IMAGE, groups={"1": [range(10)]})
-    with pytest.raises(InputError, match=r"has two features that act, .* larger beta, or pass dead=None"):
+    with pytest.raises(InputError, match=r"has two live features, .* larger beta, or pass dead=None"):
         swap_barrier(only, digits()[1])
 
 
@@ -160,7 +160,7 @@ def test_targets_that_are_no_classes() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"seeds": ()}, "No seed was given to draw pairs of features with"),
+        ({"seeds": ()}, "seeds is empty. Give one or more to draw pairs of features with"),
         ({"dead": 1.0}, "dead must be a share of the longest row, from 0 to below 1, but is 1.0"),
         ({"points": 2}, "points must be at least 3"),
     ],
@@ -175,5 +175,5 @@ def test_a_generator_and_nothing_to_swap_are_refused() -> None:
     model = perceptrons(64, 64, 64, 10, count=1)[0]
     with pytest.raises(InputError, match=r"a generator can be read once. Pass a list"):
         swap_barrier(fold_groups(model, IMAGE, groups={"1": [(1, 2)]}), iter(digits()[1]))
-    with pytest.raises(InputError, match="No group of the 2 folded wires has two features"):
+    with pytest.raises(InputError, match="No group of the 2 folded wires has two live features"):
         swap_barrier(fold_groups(model, IMAGE, groups={}), digits()[1])

@@ -106,7 +106,7 @@ def allocate(
     least = {wire: max(1, (least or {}).get(wire, 1)) for wire in costs}
     smallest, left = size(least), size(widths)
     if smallest > parameters:
-        most = f"{parameters:,.0f}" if parameters >= 1 else "less than one"
+        most = f"{parameters:,.0f}" if parameters >= 1 else "Less than one"
         raise InputError(
             f"{most} of {left:,} parameters cannot be reached: {smallest:,} are left when every wire that can be "
             "folded is as narrow as possible. Allow more."
