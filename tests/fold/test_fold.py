@@ -285,7 +285,7 @@ def test_options_that_do_not_exist() -> None:
         shrink(net(), X, widths={"0": 9})
     with pytest.raises(InputError, match="repeats must be at least 1, but is 0"):
         fold(net(), X).latency(0)
-    with pytest.raises(InputError, match="dead must be a share of the longest row, .* but is 1"):
+    with pytest.raises(InputError, match=r"dead must be a share of the longest row, .* but is 1"):
         complexity(net(), X, dead=1.0)
 
 
@@ -363,7 +363,7 @@ def test_a_width_written_into_the_forward_is_named() -> None:
     torch.manual_seed(0)
     with pytest.raises(
         InputError,
-        match=r"forward of the network with fewer features fails at test_fold\.py:\d+ \(h = self\.a\(x\)\.relu\(\)\.view",
+        match=r"with fewer features fails at test_fold\.py:\d+ \(h = self\.a\(x\)\.relu\(\)\.view",
     ):
         fold(Slicing(8), X, beta=0.9)
     with pytest.raises(InputError, match=r"outputs differ by .* uses a width without failing"):
