@@ -14,11 +14,7 @@ EXECUTORS = ("serial", "processes", "ray")
 
 
 def executor(
-    name: str,
-    workers: int | None = None,
-    gpus: int = 0,
-    address: str | None = None,
-    threads: int | None = None,
+    name: str, workers: int | None = None, gpus: int = 0, address: str | None = None, threads: int | None = None
 ) -> Executor:
     """The executor with that name, after checking that Ray, its cluster and the GPUs are available.
 

@@ -26,11 +26,7 @@ from intertwine.lab.study.executors.resources import (
 )
 
 #: Read by Ray when it is imported or started: no usage statistics, and no log lines on the terminal.
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 #: Seconds for a cluster to answer.
 CONNECT_SECONDS = 3.0
 #: The start of every HTTP/2 connection, which Ray uses: the preface, then an empty frame of settings.
