@@ -1,4 +1,4 @@
-"""You have two checkpoints of one architecture. Are they the same network? If not, how similar are they, and where?
+"""Compare two checkpoints of one architecture: are they the same network, and if not, how similar is each layer?
 
 Run it as a script (`python examples/compare_checkpoints.py`) or cell by cell in an editor that knows `# %%`.
 """
@@ -6,8 +6,8 @@ Run it as a script (`python examples/compare_checkpoints.py`) or cell by cell in
 # %% [markdown]
 # ## The files
 #
-# Two networks are trained here in a few seconds, to have files to compare: `seed0.safetensors` and
-# `seed1.safetensors`. With checkpoints of your own, write a `restore` of your own and begin below it.
+# This cell trains two networks in a few seconds: `seed0.safetensors` and `seed1.safetensors`. To use checkpoints of
+# your own, replace `restore` by a function that loads them.
 
 # %%
 import tempfile
@@ -23,13 +23,13 @@ from intertwine.figures import write_cells
 files = train_checkpoints(Path(tempfile.mkdtemp()), count=2)
 a, b = (restore(file) for file in files)
 x, test = example_inputs(), digits("test")
-print(f"right answers: {accuracy(a, test):.1%} and {accuracy(b, test):.1%}")
+print(f"accuracy: {accuracy(a, test):.1%} and {accuracy(b, test):.1%}")
 
 # %% [markdown]
-# ## What may differ without any difference
+# ## The symmetry of the architecture
 #
-# The symmetry of the architecture says which changes of the weights leave the function as it is, and the certificate
-# proves it on random elements, in double precision.
+# The symmetry is the set of weight changes that keep the function. The certificate checks random elements of it in
+# double precision.
 
 # %%
 sym = it.symmetry(a, x)
@@ -40,24 +40,25 @@ print(certificate)
 # %% [markdown]
 # ## The same network?
 #
-# A moved copy of `a` has other weights and computes the same. `equivalent` finds the element between the two. Between
-# `a` and `b`, which were trained from different seeds, there is none. The fingerprints say the same, and they can be
-# kept beside the files.
+# A moved copy of `a` has other weights and computes the same function. `equivalent` finds the element that maps one to
+# the other. There is none between `a` and `b`, which were trained from different seeds. Fingerprints give the same
+# answer, and can be stored beside the files.
 
 # %%
-twin = sym.act(sym.random(seed=0), a)
-old, new = (model.state_dict()["hidden1.weight"] for model in (a, twin))
+copy = sym.act(sym.random(seed=0), a)
+old, new = (model.state_dict()["hidden1.weight"] for model in (a, copy))
 moved_by = float((new - old).norm() / old.norm())
-print(f"weights of the twin's first layer: changed by {moved_by:.0%} of their length")
-print("a and its twin are one network:", it.equivalent(a, twin, x) is not None)
-print("a and b are one network:", it.equivalent(a, b, x) is not None)
-print("fingerprints:", *(it.fingerprint(model, x) for model in (a, twin, b)))
+print(f"change of the first layer's weights in the moved copy: {moved_by:.0%} of their norm")
+print("a and its moved copy are equivalent:", it.equivalent(a, copy, x) is not None)
+print("a and b are equivalent:", it.equivalent(a, b, x) is not None)
+print("fingerprints:", *(it.fingerprint(model, x) for model in (a, copy, b)))
 
 # %% [markdown]
 # ## How similar, layer by layer?
 #
-# Features of both networks on the same test images, every layer against every layer. `linear_cka` does not see
-# rotations; `relu_procrustes` sees everything but what a ReLU layer is free to do, permutations and positive scales.
+# `compare` measures the similarity of the features of both networks on the same test images, for every pair of layers.
+# `linear_cka` is invariant to rotations; `relu_procrustes` only to the symmetry of a ReLU layer, permutations and
+# positive scales.
 
 # %%
 layers = ["hidden1", "relu1", "hidden2", "relu2", "hidden3", "relu3", "answer"]
@@ -74,16 +75,15 @@ picture.savefig(out_folder() / "compare_checkpoints.png", dpi=150)
 # %% [markdown]
 # ## Unit by unit
 #
-# `align` moves `b` by an element of the symmetry, so that it still computes what it did, with units in the places of
-# their counterparts in `a`. How well matched units correlate says how much of the two networks is the same up to
-# symmetry.
+# `align` moves `b` by an element of its symmetry, which keeps its function and puts its units in the positions of their
+# counterparts in `a`. The correlations of matched units show how much of the two networks is equal up to symmetry.
 
 # %%
 aligned = it.align(a, b, x)
 with torch.no_grad():
     kept = max(float((aligned.model(images) - b(images)).abs().max()) for images, _ in test)
 print(aligned)
-print(f"largest change of an output of b: {kept:.1e}")
+print(f"largest change of the outputs of b: {kept:.1e}")
 before, after = (matched_correlations(a, model, test, x) for model in (b, aligned.model))
 print(before)
 print(after)

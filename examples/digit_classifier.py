@@ -1,6 +1,6 @@
-"""Your own network and your own checkpoints, in small: what the three example scripts work on.
+"""A small network, its checkpoints and data, used by the three example scripts in place of your own.
 
-`network` and `example_inputs` are what the command line asks of a file of yours:
+`network` and `example_inputs` are the functions that the command line calls in a file of yours:
 intertwine inspect examples/digit_classifier.py:network
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import intertwine as it
 
 WIDTH = 96
-torch.set_num_threads(1)  # networks as small as these are slower on several threads
+torch.set_num_threads(1)  # such small networks are slower on several threads
 
 
 def network() -> nn.Module:
@@ -39,32 +39,32 @@ def example_inputs() -> Tensor:
 
 
 def train_checkpoints(folder: Path, count: int) -> list[Path]:
-    """Train some networks on real handwritten digits, alike but for their seeds; gives their safetensors files."""
+    """Train networks on handwritten digits with different seeds, and return their safetensors files."""
     zoo = it.zoo.train(network, seeds=range(count), data="digits", out=folder, epochs=20)
     return [folder / record.file for record in zoo.records]
 
 
 def restore(file: Path) -> nn.Module:
-    """The network of a checkpoint, as you would load yours."""
+    """Load the network of a checkpoint."""
     model = network()
     model.load_state_dict(load_file(file))
     return model.eval()
 
 
 def digits(part: str) -> list[tuple[Tensor, Tensor]]:
-    """Batches of (images, classes), of the part "train" or "test": any iterable of such pairs is data to intertwine."""
+    """Batches of (images, classes) from the part "train" or "test". Any iterable of such pairs can be used as data."""
     return list(it.zoo.data("digits").batches(part, 250))
 
 
 def accuracy(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> float:
-    """The share of right answers."""
+    """The fraction of correctly classified images."""
     with torch.no_grad():
         right = sum(int((model(images).argmax(1) == classes).sum()) for images, classes in data)
     return right / sum(len(classes) for _, classes in data)
 
 
 def out_folder() -> Path:
-    """Where pictures go: the script's first argument, or out/. A notebook's own arguments begin with -."""
+    """The folder for pictures: the first argument of the script, or out/. Arguments of a notebook start with -."""
     given = [word for word in sys.argv[1:2] if not word.startswith("-")]
     folder = Path(given[0] if given else "out")
     folder.mkdir(parents=True, exist_ok=True)

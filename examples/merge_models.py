@@ -1,4 +1,4 @@
-"""You have two networks of one architecture, trained apart. Make one network of them that works.
+"""Merge two independently trained networks of one architecture into one.
 
 Run it as a script (`python examples/merge_models.py`) or cell by cell in an editor that knows `# %%`.
 """
@@ -6,7 +6,7 @@ Run it as a script (`python examples/merge_models.py`) or cell by cell in an edi
 # %% [markdown]
 # ## The files
 #
-# Two networks are trained here in a few seconds, from different seeds. With checkpoints of your own, begin below.
+# This cell trains two networks from different seeds in a few seconds. To use your own checkpoints, load them here.
 
 # %%
 import tempfile
@@ -22,45 +22,44 @@ files = train_checkpoints(Path(tempfile.mkdtemp()), count=2)
 a, b = (restore(file) for file in files)
 x, train, test = example_inputs(), digits("train"), digits("test")
 parents = [accuracy(model, test) for model in (a, b)]
-print(f"right answers: {parents[0]:.1%} and {parents[1]:.1%}")
+print(f"accuracy: {parents[0]:.1%} and {parents[1]:.1%}")
 
 # %% [markdown]
-# ## The plain mean fails
+# ## The average of the weights fails
 #
-# Unit 7 of one network has nothing to do with unit 7 of the other, so the mean of their weights is a mean of
-# unrelated things.
+# Unit 7 of one network is unrelated to unit 7 of the other, so the average of their weights is meaningless.
 
 # %%
 plain = accuracy(it.interpolate(a, b, 0.5), test)
-print(f"the mean of the weights: {plain:.1%}")
+print(f"accuracy of the average: {plain:.1%}")
 
 # %% [markdown]
-# ## Aligned first, it works
+# ## Alignment before averaging
 #
-# `merge` moves both networks into one frame by elements of their symmetry, which changes neither of them as a
-# function, and then takes the mean. It scores the result beside its parents on the data it is given, here training
-# images, and says in its notes where it is worse than they are. Test images are kept for the end.
+# `merge` aligns the networks by elements of their symmetry, which keeps their functions, and averages the weights. It
+# evaluates the result and its parents on the given data, here training images, and adds a note if the result is worse.
+# The test images are used only for the final accuracy.
 
 # %%
 merged = it.merge([a, b], x, data=train)
 print(merged)
 aligned = accuracy(merged.model, test)
-print(f"merged after alignment: {aligned:.1%}")
+print(f"accuracy after alignment: {aligned:.1%}")
 
 # %% [markdown]
-# The mean of two units varies less than each of them. REPAIR (Jordan et al. 2023) gives every unit its spread back,
-# by the training images, without labels and without training.
+# The average of two units has a smaller variance than each of them. REPAIR (Jordan et al. 2023) restores the variance of
+# every unit with training images, without labels and without training.
 
 # %%
-mended = it.merge([a, b], x, data=train, repair="repair")
-repaired = accuracy(mended.model, test)
-print(f"merged and mended: {repaired:.1%}")
+repaired_merge = it.merge([a, b], x, data=train, repair="repair")
+repaired = accuracy(repaired_merge.model, test)
+print(f"accuracy after repair: {repaired:.1%}")
 
 # %% [markdown]
 # ## The line between the two
 #
-# The mean is the middle of a straight line. Along the line, before and after alignment: the barrier is how far the
-# error rises above the line between the ends.
+# The average is the midpoint of the straight line between the weights. The barrier is the largest rise of the error
+# above the straight line between its ends, here before and after alignment.
 
 # %%
 moved = it.align(a, b, x).model
@@ -70,17 +69,17 @@ figure = Figure(figsize=(5, 3), layout="constrained")
 axes = figure.subplots()
 for line, label in ((as_trained, "as trained"), (after, "after alignment")):
     axes.plot(line.ts, line.error or (), label=label)
-axes.set(xlabel="from the first network (0) to the second (1)", ylabel="wrong answers", ylim=(0, None))
+axes.set(xlabel="from the first network (0) to the second (1)", ylabel="error", ylim=(0, None))
 axes.legend()
 figure.savefig(out_folder() / "merge_models.png", dpi=150)
 
 # %% [markdown]
 # ## Keep it
 #
-# The merged network is an ordinary module of your own class. It can be trained further, and saved.
+# The merged network is a module of your own class. It can be trained further and saved.
 
 # %%
 file = files[0].with_name("merged.safetensors")
-save_file(mended.model.state_dict(), file)
+save_file(repaired_merge.model.state_dict(), file)
 assert accuracy(restore(file), test) == repaired
 print(f"wrote {file}")

@@ -1,4 +1,4 @@
-"""A small residual network, as the command line takes a model of your own.
+"""A small residual network as an example of a model file for the command line.
 
 intertwine inspect examples/residual.py:net --svg wires.svg
 """

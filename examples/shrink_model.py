@@ -1,4 +1,4 @@
-"""You have a trained network and want a smaller one that does the same, without training.
+"""Make a trained network smaller without training.
 
 Run it as a script (`python examples/shrink_model.py`) or cell by cell in an editor that knows `# %%`.
 """
@@ -6,7 +6,7 @@ Run it as a script (`python examples/shrink_model.py`) or cell by cell in an edi
 # %% [markdown]
 # ## The file
 #
-# A network is trained here in a few seconds. With a checkpoint of your own, begin below.
+# This cell trains a network in a few seconds. To use your own checkpoint, load it here.
 
 # %%
 import tempfile
@@ -23,22 +23,22 @@ from intertwine.fold.result import load_folded, save_folded
 model = restore(file)
 x, train, test = example_inputs(), digits("train"), digits("test")
 whole = accuracy(model, test)
-print(f"right answers: {whole:.1%}")
+print(f"accuracy: {whole:.1%}")
 
 # %% [markdown]
-# ## To a size
+# ## A given size
 #
-# `fold_to` takes out features that the others can express, each layer as far as costs least. It needs no labels and,
-# as here, no data. What comes out is a smaller module of the same classes.
+# `fold_to` removes features that others can express, in the layers where that costs least. It needs no labels and, as
+# here, no data. The result is a smaller module of the same classes.
 
 # %%
 small = it.fold_to(model, x, parameters=0.25)
 print(small)
 folded = accuracy(small.model, test)
-print(f"right answers with a quarter of the parameters: {folded:.1%}")
+print(f"accuracy with a quarter of the parameters: {folded:.1%}")
 
 # %% [markdown]
-# Pruning the units with the smallest weights to about the same size is the usual thing to try first:
+# A common baseline is pruning the units with the smallest weights, here to about the same size:
 
 # %%
 pruned = prune(model, x, widths=0.43)
@@ -46,20 +46,19 @@ cut = accuracy(pruned.model, test)
 print(f"pruned to {pruned.parameters.share:.0%} of the parameters: {cut:.1%}")
 
 # %% [markdown]
-# ## To an accuracy
+# ## A given accuracy
 #
-# Or name the accuracy, and let it look for the smallest network that has it. It is chosen on images that are held out
-# for this and nothing else; here the last batch of the training images, which the network has learnt, so the test
-# images are a little harder.
+# With `floor`, `fold_to` finds the smallest network with that accuracy on held-out images. Here they are the last batch
+# of the training images, so the accuracy on the test images is a little lower.
 
 # %%
 least = it.fold_to(model, x, floor=0.98, held_out=train[-1:], data=train[:2])
 print(least)
 chosen = accuracy(least.model, test)
-print(f"right answers with {least.parameters.share:.0%} of the parameters: {chosen:.1%}")
+print(f"accuracy with {least.parameters.share:.0%} of the parameters: {chosen:.1%}")
 
 # %% [markdown]
-# ## How small can it get?
+# ## Accuracy by size
 
 # %%
 shares = (0.5, 0.25, 0.1, 0.05, 0.02)
@@ -70,13 +69,13 @@ for share, right in zip(shares, curve, strict=True):
 figure = Figure(figsize=(5, 3), layout="constrained")
 axes = figure.subplots()
 axes.plot([1.0, *shares], [whole, *curve], "o-")
-axes.set(xlabel="share of the parameters", ylabel="right answers", ylim=(0, 1))
+axes.set(xlabel="share of the parameters", ylabel="accuracy", ylim=(0, 1))
 figure.savefig(out_folder() / "shrink_model.png", dpi=150)
 
 # %% [markdown]
 # ## Keep it
 #
-# The smaller network has other shapes than your class makes by itself, so its folder also says how it was cut.
+# The smaller network has other shapes than your class creates, so its folder also contains how it was folded.
 
 # %%
 folder = file.with_name("small")

@@ -40,8 +40,8 @@ def test_compare_checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch, caps
     shown = capsys.readouterr().out
     assert names["certificate"].ok
     assert names["moved_by"] > 0.5
-    assert "a and its twin are one network: True" in shown
-    assert "a and b are one network: False" in shown
+    assert "a and its moved copy are equivalent: True" in shown
+    assert "a and b are equivalent: False" in shown
     first, second, third = shown.partition("fingerprints: ")[2].splitlines()[0].split()
     assert first == second != third
     assert names["found"].result("relu1", "relu1", "linear_cka").value > 0.8

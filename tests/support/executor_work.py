@@ -1,4 +1,4 @@
-"""What the tests of the executors run as tasks: light to import, as every worker process imports it anew."""
+"""Tasks for the tests of executors. Every worker process imports this module, so it loads little."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Shared = Mapping[str, Any]
 
 
 def scale(task: float, shared: Shared) -> float:
-    """A little arithmetic, with a share in it."""
+    """Multiply the task by a shared factor."""
     return task * shared["factor"]
 
 
 def nap(task: float, shared: Shared) -> int:
-    """Sleep so many seconds; who slept."""
+    """Sleep so many seconds; returns the process id."""
     time.sleep(task)
     return os.getpid()
 
 
 def troubled(task: str, shared: Shared) -> str:
-    """Tasks that fail in different ways; those called "... once" leave a mark, and go well the second time."""
+    """Tasks that fail in different ways; those named "... once" succeed the second time."""
     if task.endswith("once"):
         mark = Path(shared["folder"]) / task.replace(" ", "-")
         if mark.exists():
@@ -46,7 +46,7 @@ def troubled(task: str, shared: Shared) -> str:
 
 
 def _leave_a_child_behind(note: Path) -> None:
-    """A child that holds open all that its parent had open, and lives on when its parent is killed."""
+    """Start a child that keeps its parent's files open, then kill the parent."""
     child = os.fork()
     if child == 0:
         time.sleep(30)
@@ -56,7 +56,7 @@ def _leave_a_child_behind(note: Path) -> None:
 
 
 def surroundings(task: int, shared: Shared) -> dict[str, Any]:
-    """The threads that a worker finds."""
+    """The threads of a worker."""
     import torch
 
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -64,41 +64,41 @@ def surroundings(task: int, shared: Shared) -> dict[str, Any]:
 
 
 def anything(task: Any, shared: Shared) -> None:
-    """Nothing is done with it."""
+    """Do nothing."""
 
 
 def either(task: str, shared: Shared) -> tuple[str, int]:
-    """The troubles of `troubled`, and who had them."""
+    """`troubled`, with the process id."""
     time.sleep(0.05)
     return troubled(task, shared), os.getpid()
 
 
 def slow_after_the_first(task: int, shared: Shared) -> dict[str, Any]:
-    """Tasks that take minutes, but for the first."""
+    """Tasks that take minutes, except the first."""
     if task > 0:
         time.sleep(300)
     return surroundings(task, shared) | {"pid": os.getpid()}
 
 
 def gpu_seen(task: float, shared: Shared) -> tuple[int, str | None]:
-    """Who did the task, and the GPU it found; slow enough for every worker to get some."""
+    """The process id and the visible GPUs; slow enough for every worker to get a task."""
     time.sleep(task)
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def heavy(task: bytes, shared: Shared) -> bytes:
-    """As much back as came in."""
+    """Return as many bytes as the task has."""
     time.sleep(0.05)
     return task[::-1]
 
 
 def unpicklable_result(task: int, shared: Shared) -> Any:
-    """Something that cannot leave its process."""
+    """A result that cannot be pickled."""
     return lambda: task
 
 
 def spin(task: int, shared: Shared) -> int:
-    """Work for the processor that never lets go of Python."""
+    """Pure Python computation, which holds the interpreter lock."""
     total = 0
     for number in range(task):
         total += number & 7
@@ -106,12 +106,12 @@ def spin(task: int, shared: Shared) -> int:
 
 
 def unpicklable_in_the_driver(task: int, shared: Shared) -> Any:
-    """Something that cannot be read again."""
+    """A result that the driver cannot unpickle."""
     return Stubborn(os.getpid())
 
 
 class Stubborn:
-    """Can be pickled, and read only where it was made."""
+    """Can be pickled, but unpickled only in the process that created it."""
 
     def __init__(self, home: int) -> None:
         self.home = home
@@ -127,7 +127,7 @@ def _only_at(home: int) -> Stubborn:
 
 
 class Noted:
-    """Something to share that writes a line to a file wherever it is read from a pickle."""
+    """Shared data that writes the process id to a file whenever it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -143,7 +143,7 @@ def _noted(file: Path) -> Noted:
 
 
 class Deadly:
-    """Something to share that kills the processes that read it, as many as `times`."""
+    """Shared data that kills the first `times` processes that unpickle it."""
 
     def __init__(self, folder: Path, times: int) -> None:
         self.folder, self.times = folder, times
@@ -161,7 +161,7 @@ def _deadly(folder: Path, times: int) -> Deadly:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits to be collected does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -169,7 +169,7 @@ def alive(pid: int) -> bool:
 
 
 def all_ended(pids: set[int], within: float) -> bool:
-    """Whether every process ends in so many seconds."""
+    """Whether every process ends within so many seconds."""
     end = time.monotonic() + within
     while any(alive(pid) for pid in pids):
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""What the tests of the result store share: finished tasks, a store for them, programs in their own processes."""
+"""Helpers for tests of the result store: finished tasks, a store, and programs in other processes."""
 
 import json
 import os
@@ -18,22 +18,22 @@ MADE = {"version": "0.1", "torch": "2.13", "python": "3.11", "git": "abc", "comm
 
 
 def task(key: str, *rows: ResultRow, error: str | None = None, **about: Any) -> FinishedTask:
-    """A finished task with little in it."""
+    """A small finished task."""
     return FinishedTask(key, {"verb": "compare", "zoo": "digits", **about}, rows, 0.5, 10.0, MADE, error)
 
 
 def one(key: str, value: float = 0.5) -> FinishedTask:
-    """A task that found one number."""
+    """A finished task with one number."""
     return task(key, ResultRow("cka", value))
 
 
 def opened(folder: Path) -> Store:
-    """The store that most tests are about."""
+    """A store in a folder."""
     return Store(folder, "mine", PLAN)
 
 
 def files(folder: Path, part: str) -> list[str]:
-    """What lies in a part of the folder."""
+    """The files in a part of the folder."""
     return sorted(file.name for file in (folder / part).iterdir())
 
 
@@ -51,12 +51,12 @@ def program(code: str, *arguments: str) -> dict[str, Any]:
 
 
 def run_script(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Such a program, run to its end."""
+    """Run such a program to its end."""
     return subprocess.run(**program(code, *arguments), capture_output=True, text=True, check=False, timeout=120)
 
 
 def records_of(finished: FinishedTask, study: str) -> list[dict[str, Any]]:
-    """The rows of a task as the table of a study must show them, made in the plainest way."""
+    """The rows of a task in the table of a study, computed independently of the store."""
     about = {name: finished.task.get(name) for name in ("verb", "zoo", "a", "b", "layer", "repeat")}
     about |= {"study": study, "key": finished.key, "seconds": finished.seconds, "peak_mib": finished.peak_mib}
     about |= {**finished.made, "options": json.dumps(finished.task.get("options") or {}, sort_keys=True)}

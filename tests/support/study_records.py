@@ -1,4 +1,4 @@
-"""Records of a study as a result store would give them: made up, but shaped like real ones."""
+"""Invented records of a study, with the columns of a result store."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ def task(
     layer: str | None = None,
     **options: Any,
 ) -> FinishedTask:
-    """One finished task, with the command that would have made it."""
+    """One finished task, with a command."""
     about = {"verb": verb, "zoo": "cnn", "a": a, "b": b, "layer": layer, "options": options, "repeat": repeat}
     flags = "".join(f" --{name} {value}" for name, value in options.items())
     at = f" --at {layer}" if layer else ""
@@ -41,7 +41,7 @@ def task(
 
 
 def compared(noise: random.Random, layers: tuple[str, ...] = LAYERS) -> Iterator[ResultRow]:
-    """Near layers are alike; the last layer of the second network has no features to speak of."""
+    """Nearby layers are similar; the last layer of the second network has constant features."""
     for measure in MEASURES:
         for i, first in enumerate(layers):
             for j, second in enumerate(layers):
@@ -54,7 +54,7 @@ def compared(noise: random.Random, layers: tuple[str, ...] = LAYERS) -> Iterator
 
 
 def between(noise: random.Random, height: float) -> Iterator[ResultRow]:
-    """Error and loss on the line between two networks, with and without statistics reset."""
+    """Error and loss between two networks, with and without re-estimated statistics."""
     for way, kept in (("", 1.0), ("_reset", 0.4)):
         for kind, scale in (("error", 1.0), ("loss", 4.0)):
             for step in range(11):
@@ -105,7 +105,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def failure() -> dict[str, Any]:
-    """A task that ended in an error, as a store tells it."""
+    """A failed task, as in `Store.errors`."""
     about = {"key": "k", "verb": "stitch", "zoo": "cnn", "a": "cnn-0", "b": "cnn-9", "layer": "fc", "options": "{}"}
     return about | {"seconds": 0.2, "error": "Traceback …\nMismatchError: 64 units meet 10"}
 
