@@ -24,6 +24,7 @@ from finished_tasks import PLAN, files, one, opened, program, records_of, run_sc
 from pages import DOCS, script
 
 from intertwine.errors import InputError
+from intertwine.lab.study import records
 from intertwine.lab.study import store as folder
 from intertwine.lab.study.records import COLUMNS, FinishedTask, Journal, ResultRow
 from intertwine.lab.study.store import Store
@@ -632,7 +633,7 @@ def test_a_journal_that_is_compacted_during_a_read_is_seen(
 ) -> None:
     """After the journals were listed, after the shards were listed, or after its shard was found missing."""
     writer, reader = opened(tmp_path), opened(tmp_path)
-    files_of, entries_of = reader._files, folder.entries
+    files_of, entries_of = reader._files, records.entries
 
     def listing(part: str) -> list[Path]:
         found = files_of(part)
@@ -641,7 +642,7 @@ def test_a_journal_that_is_compacted_during_a_read_is_seen(
         return found
 
     def reading(path: Path, problems: list[str]) -> Iterator[bytes]:
-        monkeypatch.setattr(folder, "entries", entries_of)
+        monkeypatch.setattr(records, "entries", entries_of)
         writer.compact()
         assert not path.exists()
         return entries_of(path, problems)
@@ -651,7 +652,7 @@ def test_a_journal_that_is_compacted_during_a_read_is_seen(
         before = reader.done()
         writer.add(one(key))
         if moment == "reading":
-            monkeypatch.setattr(folder, "entries", reading)
+            monkeypatch.setattr(records, "entries", reading)
         assert read() == before | {key}
     assert reader.frame()["key"].to_list() == ["a", "b", "c"]
 

@@ -294,7 +294,10 @@ def bar_chart(heading: str, unit: str, bars: Sequence[tuple[str, Dot]]) -> str:
 
 def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], cells: Cells, ends: tuple[float, float]) -> str:
     """The picture, its colour scale, and a table. `ends`: the values of the lightest and the darkest colour."""
-    side, wide = _cell_size(max(len(rows), len(columns)))
+    layers = max(len(rows), len(columns))
+    side, wide = (
+        (30, 44) if layers <= MAX_WRITTEN else (20, 20) if layers <= 32 else (12, 12)
+    )  # height and width of a cell
     left, top = 12 + LETTER * max(map(len, rows)), 8
     bottom = top + side * len(rows)
     width = max(left + wide * len(columns) + 8, left + 150)
@@ -327,11 +330,6 @@ def thinned(layers: Sequence[str]) -> tuple[list[str], str]:
     """The layers that fit into a picture, and a sentence if some are left out."""
     every = -(-len(layers) // MAX_LAYERS)
     return list(layers[::every]), f" One layer in {every} is drawn." if every > 1 else ""
-
-
-def _cell_size(layers: int) -> tuple[Length, Length]:
-    """Height and width of a cell; small maps have room for numbers."""
-    return (30, 44) if layers <= MAX_WRITTEN else (20, 20) if layers <= 32 else (12, 12)
 
 
 def _draw_cell(name: str, dot: Dot, box: Mapping[str, Length], depth: Scale, written: bool) -> str:

@@ -12,22 +12,11 @@ from typing import Any
 
 from intertwine.errors import InputError
 from intertwine.files import write_text
+from intertwine.lab.report import sections, symmetry_sections, tables
 from intertwine.lab.report.entries import Entry, Records, StudyResults, read
 from intertwine.lab.report.naming import Commands
 from intertwine.lab.report.outline import outline, wires_html
-from intertwine.lab.report.sections import (
-    COMPLEXITY,
-    LLFC,
-    STITCHING,
-    barriers,
-    dissection,
-    folding,
-    layerwise,
-    similarity,
-)
-from intertwine.lab.report.symmetry_sections import canonical_section, symmetry_section
-from intertwine.lab.report.symmetry_sections import networks as networks_section
-from intertwine.lab.report.tables import Failure, overview, provenance, summary, tables
+from intertwine.lab.report.tables import Failure
 from intertwine.lab.report.views import PageSection
 from intertwine.lab.study.plan import Plan, plan_of
 from intertwine.lab.study.running import Study
@@ -40,15 +29,15 @@ MAX_BYTES = 9_500_000
 MAX_MARKS, MAX_ROWS = 24_000, 60_000  # drawn per section, and listed
 #: The sections of the verbs, in the order of the page.
 SECTION_MAKERS: Mapping[str, Callable[[StudyResults, Commands, int], PageSection | None]] = {
-    "symmetry": symmetry_section,
-    "canonical": canonical_section,
-    "compare": similarity,
-    "barrier": barriers,
-    "connectivity": layerwise(LLFC),
-    "stitch": layerwise(STITCHING),
-    "fold": folding,
-    "complexity": layerwise(COMPLEXITY),
-    "dissect": dissection,
+    "symmetry": symmetry_sections.symmetry_section,
+    "canonical": symmetry_sections.canonical_section,
+    "compare": sections.similarity,
+    "barrier": sections.barriers,
+    "connectivity": sections.layerwise(sections.LLFC),
+    "stitch": sections.layerwise(sections.STITCHING),
+    "fold": sections.folding,
+    "complexity": sections.layerwise(sections.COMPLEXITY),
+    "dissect": sections.dissection,
 }
 
 
@@ -146,17 +135,17 @@ def _page(
     failures: Sequence[Failure],
 ) -> str:
     commands = Commands()
-    made = {"accuracy": networks_section(results, commands, networks)}
+    made = {"accuracy": symmetry_sections.networks(results, commands, networks)}
     made |= {verb: maker(results, commands, marks) for verb, maker in SECTION_MAKERS.items()}
     drawn = {verb: section for verb, section in made.items() if section is not None}
-    sections = [
-        overview(results, failures, {verb: section.anchor for verb, section in drawn.items()}),
+    parts = [
+        tables.overview(results, failures, {verb: section.anchor for verb, section in drawn.items()}),
         *drawn.values(),
-        tables(rows, len(results.entries), commands),
-        provenance(results.tasks, plan),
+        tables.tables(rows, len(results.entries), commands),
+        tables.provenance(results.tasks, plan),
         PageSection("commands", "Commands", commands.section()),  # last, when all links to them are written
     ]
-    return _document(results.name or "Study", summary(results, failures), sections)
+    return _document(results.name or "Study", tables.summary(results, failures), parts)
 
 
 def _document(heading: str, lead: str, sections: Sequence[PageSection]) -> str:

@@ -11,25 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from intertwine.lab.report.charts import (
-    HEIGHT,
-    TOP,
-    Axes,
-    Dot,
-    Series,
-    bar_chart,
-    describe,
-    describe_intervals,
-    describe_omitted,
-    dot_of,
-    gather,
-    grouped,
-    heat_map,
-    line_chart,
-    linked_dot,
-    plot_area,
-    thinned,
-)
+from intertwine.lab.report import charts
+from intertwine.lab.report.charts import Axes, Dot, Series, grouped
 from intertwine.lab.report.entries import Entry, StudyResults
 from intertwine.lab.report.naming import Commands, Names, counted, short
 from intertwine.lab.report.svg import around, element
@@ -64,14 +47,14 @@ def _similarity_view(
     choice: tuple[str, str, str], entries: list[Entry], ends: tuple[float, float], commands: Commands
 ) -> View:
     measure, pair, settings = choice
-    rows, left_out = thinned(list(dict.fromkeys(e.layer or "" for e in entries)))
-    columns, _ = thinned(list(dict.fromkeys(e.other_layer or "" for e in entries)))
+    rows, left_out = charts.thinned(list(dict.fromkeys(e.layer or "" for e in entries)))
+    columns, _ = charts.thinned(list(dict.fromkeys(e.other_layer or "" for e in entries)))
     shown = [e for e in entries if e.layer in set(rows) and e.other_layer in set(columns)]
     by_layers = grouped(shown, lambda e: (e.layer or "", e.other_layer or ""))
-    cells = {layers: dot_of(0.0, own, commands) for layers, own in by_layers.items()}
+    cells = {layers: charts.dot_of(0.0, own, commands) for layers, own in by_layers.items()}
     title = f"{measure} between the layers of {pair}" + (f" ({settings})" if settings else "")
     caption = f"{title}. {describe_cells(cells)}{left_out}"
-    return View(choice, caption, heat_map(title, rows, columns, cells, ends), len(cells))
+    return View(choice, caption, charts.heat_map(title, rows, columns, cells, ends), len(cells))
 
 
 def describe_cells(cells: dict[tuple[str, str], Dot]) -> str:
@@ -115,12 +98,12 @@ def _method(entry: Entry, names: Names) -> str:
 
 def _barrier_view(choice: tuple[str, str], entries: list[Entry], names: Names, commands: Commands) -> View:
     kind, pair = choice
-    series = gather(entries, lambda e: _method(e, names), lambda e: e.index or 0.0, commands)
+    series = charts.gather(entries, lambda e: _method(e, names), lambda e: e.index or 0.0, commands)
     first, _, second = pair.partition(" → ")
     axes = Axes(f"The {kind} of the networks between {first} (t = 0) and {second} (t = 1)", "t", kind)
-    worst = describe(series, lambda t: f"t = {short(t)}")
-    end = describe_intervals(series) + describe_omitted(entries, lambda e: _method(e, names))
-    chart = line_chart(axes, series, '<g class="marker js"></g>', _slider(axes, series))
+    worst = charts.describe(series, lambda t: f"t = {short(t)}")
+    end = charts.describe_intervals(series) + charts.describe_omitted(entries, lambda e: _method(e, names))
+    chart = charts.line_chart(axes, series, '<g class="marker js"></g>', _slider(axes, series))
     return _line_view(choice, axes, series, f" Highest: {worst}." if worst else " No point has a value.", end, chart)
 
 
@@ -128,20 +111,20 @@ def _line_view(
     choice: tuple[str, ...], axes: Axes, series: Sequence[Series], highlight: str, end: str, chart: str = ""
 ) -> View:
     caption = f"{axes.title}.{highlight}{end}"
-    return View(choice, caption, chart or line_chart(axes, series), sum(len(one.dots) for one in series))
+    return View(choice, caption, chart or charts.line_chart(axes, series), sum(len(one.dots) for one in series))
 
 
 def _slider(axes: Axes, series: Sequence[Series]) -> str:
     """A slider over t, with the positions and the numbers that the script shows."""
-    area = plot_area(axes, series)
+    area = charts.plot_area(axes, series)
     ts = sorted({dot.x for one in series for dot in one.dots})
     known = [{dot.x: (dot, value) for dot, value in one.known} for one in series]
     at = [[dots.get(t) for t in ts] for dots in known]
     data = {
         "alpha": ts,
         "x": [round(area.across(t), 1) for t in ts],
-        "top": TOP,
-        "bottom": HEIGHT,
+        "top": charts.TOP,
+        "bottom": charts.HEIGHT,
         "value": [[found and found[1] for found in line] for line in at],
         "y": [[found and round(area.up(found[1]), 1) for found in line] for line in at],
         "command": [[list(found[0].commands) if found else [] for found in line] for line in at],
@@ -157,8 +140,8 @@ def _barrier_table(entries: list[Entry], names: Names, commands: Commands) -> st
     groups = grouped(entries, lambda e: (names.pair(e), _method(e, names)))
     rows = []
     for (pair, method), own in list(groups.items())[:MAX_BARRIERS]:
-        dots = {kind: dot_of(0.0, repeats, commands) for kind, repeats in grouped(own, _kind).items()}
-        cells = "".join(f"<td>{linked_dot(dots.get(kind))}</td>" for kind in kinds)
+        dots = {kind: charts.dot_of(0.0, repeats, commands) for kind, repeats in grouped(own, _kind).items()}
+        cells = "".join(f"<td>{charts.linked_dot(dots.get(kind))}</td>" for kind in kinds)
         rows.append(f'<th scope="row">{escape(pair)}</th><td>{escape(method)}</td>{cells}')
     left_out = f'<p class="said">{MAX_BARRIERS} of {len(groups):,} rows.</p>' if len(groups) > MAX_BARRIERS else ""
     table = html_table(heads(("networks", "method", *kinds)), rows)
@@ -224,13 +207,13 @@ def _layerwise_view(plot: LayerwisePlot, label: str, entries: list[Entry], names
         parts = ", ".join(part for part in (names.settings(entry), alpha) if part)
         return parts or (plot.quantity if plot.reference else "")  # with a reference line, it needs a name
 
-    series = gather(entries, name, lambda e: float(layers.index(e.layer or "")), commands)
+    series = charts.gather(entries, name, lambda e: float(layers.index(e.layer or "")), commands)
     axes = Axes(plot.title.format(label), "layer", plot.quantity, tuple(layers), plot.joined)
-    largest = describe(series, axes.at)
-    intervals = describe_intervals(series)
+    largest = charts.describe(series, axes.at)
+    intervals = charts.describe_intervals(series)
     if not intervals and any(dot.low is not None for one in series for dot in one.dots):
         intervals = " The bars are the interval of each number."
-    end = intervals + describe_omitted(entries, name)
+    end = intervals + charts.describe_omitted(entries, name)
     return _line_view((label,), axes, series, f" Largest: {largest}." if largest else " No layer has a value.", end)
 
 
@@ -251,11 +234,11 @@ def folding(results: StudyResults, commands: Commands, most: int) -> PageSection
 
 
 def _folding_view(label: str, entries: list[Entry], names: Names, commands: Commands) -> View:
-    series = gather(entries, names.settings, lambda e: e.index or 0.0, commands)
+    series = charts.gather(entries, names.settings, lambda e: e.index or 0.0, commands)
     axes = Axes(f"Accuracy of {label} over the share of parameters left", "share of parameters", "accuracy")
-    smallest = describe(series, short, leftmost=True)
+    smallest = charts.describe(series, short, leftmost=True)
     highlight = f" Smallest networks: {smallest}." if smallest else " No point has a value."
-    end = describe_intervals(series) + describe_omitted(entries, names.settings)
+    end = charts.describe_intervals(series) + charts.describe_omitted(entries, names.settings)
     return _line_view((label,), axes, series, highlight, end)
 
 
@@ -286,7 +269,7 @@ def _dissection_view(
     choice: tuple[str, str, str], units: list[Entry], entries: list[Entry], commands: Commands
 ) -> View:
     network, layer, settings = choice
-    bars = [(name, dot_of(0.0, own, commands)) for name, own in grouped(units, _concept).items()]
+    bars = [(name, charts.dot_of(0.0, own, commands)) for name, own in grouped(units, _concept).items()]
     total = sum(dot.value or 0.0 for _, dot in bars)
     where = f"layer {layer} of {network}" if layer else network
     title = f"Units of {where} by concept" + (f" ({settings})" if settings else "")
@@ -296,4 +279,4 @@ def _dissection_view(
     fraction, chance = values.get("fraction"), values.get("fraction_by_chance")
     by_chance = "" if chance is None else f" ({chance:.0%} by chance)"
     share = "" if fraction is None else f" That is {fraction:.0%} of its units{by_chance}."
-    return View(choice, f"{title}. {counts}{share}", bar_chart("concept", "units", bars), len(bars))
+    return View(choice, f"{title}. {counts}{share}", charts.bar_chart("concept", "units", bars), len(bars))

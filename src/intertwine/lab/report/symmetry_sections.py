@@ -106,20 +106,19 @@ def _fingerprint_verdict(entries: list[Entry], commands: Commands) -> str:
     if not entries:
         return ""
     by_network = {Names.of(entries).network(e): e for e in entries}
-    listed = ", ".join(f"{escape(name)} <code>{_fingerprint(e, commands)}</code>" for name, e in by_network.items())
+    listed = []
+    for name, entry in by_network.items():
+        text, numbers = escape(entry.note or "–"), commands.of([entry])
+        listed.append(f"{escape(name)} <code>{f'<a {link(numbers)}>{text}</a>' if numbers else text}</code>")
+    names = ", ".join(listed)
     unequal = [name for name, e in by_network.items() if e.value != 1.0]
     if unequal:
-        return _verdict(False, f"The moved copy of {escape(', '.join(unequal))} has another fingerprint. {listed}")
+        return _verdict(False, f"The moved copy of {escape(', '.join(unequal))} has another fingerprint. {names}")
     total, different = len(by_network), len({e.note for e in by_network.values()})
     have = f"{counted(total, 'network')} {'has' if total == 1 else 'have'} {counted(different, 'fingerprint')}"
     return _verdict(
-        different == total, f"Every network has the fingerprint of its moved copy, and {have}: {listed}."
+        different == total, f"Every network has the fingerprint of its moved copy, and {have}: {names}."
     )  # fmt: skip
-
-
-def _fingerprint(entry: Entry, commands: Commands) -> str:
-    text, numbers = escape(entry.note or "–"), commands.of([entry])
-    return f"<a {link(numbers)}>{text}</a>" if numbers else text
 
 
 def _network_table(entries: Sequence[Entry], columns: Mapping[str, str], commands: Commands, title: str) -> str:

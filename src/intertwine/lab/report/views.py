@@ -49,13 +49,13 @@ def family(switches: Sequence[str], views: Iterable[View], total: int, most: int
     labels = [list(dict.fromkeys(view.choice[i] for view in drawn)) for i in range(len(switches))]
     left_out = f"{len(drawn):,} of {counted(total, 'picture')} are drawn, to keep this file small."
     note = f'<p class="said">{left_out}</p>' if len(drawn) < total else ""
-    figures = "".join(_figure(view, labels) for view in drawn)
+    figures = ""
+    for view in drawn:
+        choice = ",".join(str(labels[i].index(label)) for i, label in enumerate(view.choice))
+        figures += (
+            f'<figure data-choice="{choice}"><figcaption>{escape(view.caption)}</figcaption>{view.body}</figure>\n'
+        )
     return f'<div class="family">{note}{_switches(switches, labels)}{figures}</div>'
-
-
-def _figure(view: View, labels: list[list[str]]) -> str:
-    choice = ",".join(str(labels[i].index(label)) for i, label in enumerate(view.choice))
-    return f'<figure data-choice="{choice}"><figcaption>{escape(view.caption)}</figcaption>{view.body}</figure>\n'
 
 
 def _switches(switches: Sequence[str], labels: list[list[str]]) -> str:

@@ -110,7 +110,11 @@ def run(
     report = progress or (lambda _: None)
     with Store(folder, plan.name, plan.to_dict()) as store:
         done, total = store.done(), len(tasks)
-        _check_same_networks(folder, done - {task.key for task in tasks})
+        if obsolete := done - {task.key for task in tasks}:
+            raise InputError(
+                f"{folder} holds the results of {len(obsolete)} tasks that are no longer in this plan: networks of a "
+                "zoo were trained again, or are gone. Use another folder (out, --out), or move this one away."
+            )
         todo = [task for task in chosen if only or task.key not in done]
         for training in trainings if todo else ():
             training.run(lambda p: report(StudyProgress(f"training, {p.done:.0%}", total - len(todo), total, 0, None)))
@@ -119,15 +123,6 @@ def run(
         if todo:
             store.compact(others=True)
     return Study(folder, plan, total, len(todo), errors)
-
-
-def _check_same_networks(folder: Path, obsolete: set[str]) -> None:
-    """Refuse to mix results of networks that had the same name at different times."""
-    if obsolete:
-        raise InputError(
-            f"{folder} holds the results of {len(obsolete)} tasks that are no longer in this plan: networks of a zoo "
-            "were trained again, or are gone. Use another folder (out, --out), or move this one away."
-        )
 
 
 def _select(tasks: list[StudyTask], only: Sequence[str]) -> list[StudyTask]:

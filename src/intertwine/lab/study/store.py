@@ -17,29 +17,14 @@ from typing import Any, TypeVar
 
 from intertwine.errors import InputError
 from intertwine.files import sync_folder
-from intertwine.lab.study.records import (
-    COLUMNS,
-    SHARD_COLUMNS,
-    TASK_COLUMNS,
-    FinishedTask,
-    Journal,
-    decode,
-    encode,
-    entries,
-    head,
-    once_each,
-    polars,
-    read_shard,
-    table,
-    with_options,
-    write_shard,
-)
+from intertwine.lab.study import records
+from intertwine.lab.study.records import FinishedTask, Journal
 
 PLAN_FILE = "plan.json"
 FORMAT = 1  # of everything in the folder; counts up with every change of the layout
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-ERROR_COLUMNS = tuple(name for name in TASK_COLUMNS if name != "study")
+ERROR_COLUMNS = tuple(name for name in records.TASK_COLUMNS if name != "study")
 T = TypeVar("T")
 
 
@@ -225,7 +210,7 @@ class Store:
 
     def add(self, finished: FinishedTask) -> None:
         """Store a finished task. When this returns, killing the process cannot lose it."""
-        line = encode(finished)
+        line = records.encode(finished)
         if self._process != os.getpid():  # after a fork, the journal belongs to the parent
             self._reset()
         with self._lock, write_errors(self.folder):
@@ -243,7 +228,7 @@ class Store:
         Returns:
             The new shards.
         """
-        polars()
+        records.polars()
         with self._lock:
             self._to_compact += [self._journal] if self._journal is not None else []
             self._journal = None
@@ -263,7 +248,7 @@ class Store:
         with write_errors(self.folder):
             new = not shard.exists()
             if new:
-                write_shard(shard, self._journal_table(entries(journal.path, problems)))
+                records.write_shard(shard, self._journal_table(records.entries(journal.path, problems)))
             journal.close()
             journal.path.unlink(missing_ok=True)
         self.problems = tuple(problems)
@@ -288,10 +273,12 @@ class Store:
         """The keys of the tasks that succeeded."""
 
         def of_shard(path: Path) -> set[str]:
-            rows = read_shard(path, ("key", "error"))
+            rows = records.read_shard(path, ("key", "error"))
             return set(rows.filter(rows["error"].is_null())["key"].unique())
 
-        return set().union(*self._read_all(lambda lines: {key for key, done in map(head, lines) if done}, of_shard))
+        return set().union(
+            *self._read_all(lambda lines: {key for key, done in map(records.head, lines) if done}, of_shard)
+        )
 
     def errors(self) -> list[dict[str, Any]]:
         """The tasks that failed and have not succeeded since: their columns in the table, and `error`.
@@ -305,12 +292,12 @@ class Store:
         """
 
         def of_journal(lines: Iterator[bytes]) -> list[dict[str, Any]]:
-            failed = (decode(entry) for entry in lines if not head(entry)[1])
+            failed = (records.decode(entry) for entry in lines if not records.head(entry)[1])
             abouts = (task["about"] | {"key": task["key"]} for task in failed)
             return [{name: about.get(name) for name in ERROR_COLUMNS} for about in abouts]
 
         def of_shard(path: Path) -> list[dict[str, Any]]:
-            rows = read_shard(path, ERROR_COLUMNS)
+            rows = records.read_shard(path, ERROR_COLUMNS)
             return rows.filter(rows["error"].is_not_null()).to_dicts()
 
         failed = {task["key"]: task for tasks in self._read_all(of_journal, of_shard) for task in tasks}
@@ -324,20 +311,20 @@ class Store:
             options: whether to add a column `option_NAME` for each option of the tasks.
         """
         seen: set[str] = set()
-        parts = [table([], self.study)]
-        for rows in self._read_all(self._journal_table, lambda path: read_shard(path, SHARD_COLUMNS)):
+        parts = [records.table([], self.study)]
+        for rows in self._read_all(self._journal_table, lambda path: records.read_shard(path, records.SHARD_COLUMNS)):
             good = rows.filter(rows["error"].is_null())
             keys = set(good["key"].unique())
             if twice := keys & seen:  # two writers did the same task
                 good = good.filter(~good["key"].is_in(list(twice)))
             seen |= keys
             parts.append(good)
-        frame = polars().concat(parts)
-        frame = frame.filter(frame["quantity"].is_not_null()).select(COLUMNS)
-        return with_options(frame) if options else frame
+        frame = records.polars().concat(parts)
+        frame = frame.filter(frame["quantity"].is_not_null()).select(records.COLUMNS)
+        return records.with_options(frame) if options else frame
 
     def _journal_table(self, lines: Iterator[bytes]) -> Any:
-        return table(map(decode, once_each(lines)), self.study)
+        return records.table(map(records.decode, records.once_each(lines)), self.study)
 
     def _read_all(self, of_journal: Callable[[Iterator[bytes]], T], of_shard: Callable[[Path], T]) -> list[T]:
         """Read every journal and every shard, oldest first; a journal with a shard is skipped."""
@@ -350,7 +337,7 @@ class Store:
                 if shard.exists():
                     found.append(of_shard(shard))
                 else:
-                    found.append(of_journal(entries(self.folder / "journals" / f"{name}.jsonl", problems)))
+                    found.append(of_journal(records.entries(self.folder / "journals" / f"{name}.jsonl", problems)))
             except FileNotFoundError:  # it was compacted meanwhile
                 found.append(of_shard(shard))
             except OSError as error:

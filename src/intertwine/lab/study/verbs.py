@@ -83,7 +83,12 @@ def canonical(context: VerbContext) -> Iterator[ResultRow]:
     sym, data = find_symmetry(context.a, context.x), context.test()
     moved = sym.act(sym.random(seed=context.seed), context.a)
     yield ResultRow("moved", weight_distance(context.a, moved))
-    yield ResultRow("changed_predictions", _changed_predictions(context, moved))
+    with torch.no_grad():
+        answers = [
+            torch.cat([run_model(model, on_device_of(call, model)).argmax(1) for call in calls(data)])
+            for model in (context.a, moved)
+        ]
+    yield ResultRow("changed_predictions", float((answers[0] != answers[1]).sum()))
     print_a, print_moved = (fingerprint(model, symmetry=sym) for model in (context.a, moved))
     yield ResultRow("fingerprint_equal", float(print_a == print_moved), note=print_a[:FINGERPRINT_DIGITS])
     yield ResultRow("average_accuracy", accuracy_of(interpolate(context.a, moved, 0.5), data))
@@ -108,16 +113,6 @@ def weight_distance(a: nn.Module, b: nn.Module) -> float:
     """
     first, second = (parameters_to_vector(model.parameters()).detach().double() for model in (a, b))
     return float((first - second).norm() / first.norm())
-
-
-@torch.no_grad()
-def _changed_predictions(context: VerbContext, moved: nn.Module) -> float:
-    """The number of inputs that the moved network classifies differently."""
-    changed = 0
-    for call in calls(context.test()):
-        first, second = (run_model(model, on_device_of(call, model)).argmax(1) for model in (context.a, moved))
-        changed += int((first != second).sum())
-    return float(changed)
 
 
 # -- Verbs of two networks ---------------------------------------------------------------------------------------------

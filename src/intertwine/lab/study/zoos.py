@@ -57,7 +57,18 @@ def known_zoos(plan: Plan, folder: Path) -> dict[str, KnownZoo]:
     for name, zoo in plan.zoos.items():
         with _located_errors(plan, name):
             place = zoo_folder(name, zoo, folder)
-            zoos[name] = _planned_zoo(name, zoo, place) if zoo.folder is None else _existing_zoo(name, place)
+            if zoo.architecture is not None:
+                content = {key: value for key, value in asdict(zoo).items() if key not in ("folder", "seeds")}
+                layers = _layers(partial(build, zoo.architecture, **zoo.options))
+                zoos[name] = KnownZoo(name, place, zoo.seeds, content, {}, layers)
+                continue
+            manifest = read_manifest(place.resolve())  # absolute, so that error messages name the whole path
+            if not manifest.records:
+                raise InputError(f"Cannot use the networks in {place.resolve()}: {UNFINISHED}.")
+            networks = load(place)
+            files = {record.seed: record.sha256 for record in manifest.records}
+            content, layers = asdict(manifest.plan), _layers(networks.factory)
+            zoos[name] = KnownZoo(name, place, networks.seeds, content, files, layers)
     return zoos
 
 
@@ -95,21 +106,6 @@ def _located_errors(plan: Plan, name: str) -> Iterator[None]:
     except IntertwineError as error:
         line = f" (line {plan.lines[name]})" if name in plan.lines else ""
         raise type(error)(f"Zoo {name!r}{line}: {error}") from error
-
-
-def _existing_zoo(name: str, folder: Path) -> KnownZoo:
-    manifest = read_manifest(folder.resolve())  # absolute, so that error messages name the whole path
-    if not manifest.records:
-        raise InputError(f"Cannot use the networks in {folder.resolve()}: {UNFINISHED}.")
-    networks = load(folder)
-    files = {record.seed: record.sha256 for record in manifest.records}
-    return KnownZoo(name, folder, networks.seeds, asdict(manifest.plan), files, _layers(networks.factory))
-
-
-def _planned_zoo(name: str, zoo: ZooPlan, folder: Path) -> KnownZoo:
-    assert zoo.architecture is not None  # a plan has a folder or an architecture
-    content = {key: value for key, value in asdict(zoo).items() if key not in ("folder", "seeds")}
-    return KnownZoo(name, folder, zoo.seeds, content, {}, _layers(partial(build, zoo.architecture, **zoo.options)))
 
 
 def _layers(factory: Callable[[], nn.Module]) -> tuple[str, ...]:

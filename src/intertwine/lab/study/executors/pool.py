@@ -19,33 +19,19 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from intertwine.errors import InputError
-from intertwine.lab.study.executors import base
+from intertwine.lab.study.executors import base, resources
+from intertwine.lab.study.executors import worker as protocol
 from intertwine.lab.study.executors.base import ATTEMPTS, TASKS_PER_WORKER, Outcome, R, Shared, T, TaskMessage, Work
-from intertwine.lab.study.executors.resources import (
-    GPU_VARIABLE,
-    environment,
-    gpu_names,
-    pool_size,
-    thread_environment,
-    threads_each,
-)
-from intertwine.lab.study.executors.worker import (
-    BROKEN,
-    DONE,
-    HELLO,
-    POLL_SECONDS,
-    READY,
-    RECALL,
-    STOP,
-    TASK,
-    WORK,
-    serve,
-)
 
 #: How many workers in a row may be killed before they are ready.
 MAX_FAILED_STARTS = 5
 #: Seconds for a worker to end by itself.
 SHUTDOWN_SECONDS = 5.0
+NOT_READY = (
+    "A worker process ended before it was ready ({}); its output has the reason. In a script, put the call under "
+    '`if __name__ == "__main__":`, because every worker imports the script; code from a prompt or a pipe cannot be '
+    "imported, so put it in a file. If memory ran out, use fewer workers."
+)
 #: States of a worker.
 STARTING, WORKING, DEAD = "starting", "working", "dead"
 
@@ -66,7 +52,7 @@ class Processes:
 
     def check(self) -> None:
         """Refuse more GPUs than this machine has."""
-        gpu_names(self.gpus)
+        resources.gpu_names(self.gpus)
 
     def run(self, tasks: Iterable[T], work: Work[T, R], shared: Shared) -> Iterator[Outcome[T, R]]:
         """See `Executor.run`."""
@@ -74,10 +60,11 @@ class Processes:
             payload = pickle.dumps((work, shared))
         except Exception as error:
             raise base.not_picklable(work, error) from error
-        workers, gpus = pool_size(self.workers, self.gpus), gpu_names(self.gpus)
-        threads = threads_each(workers, self.threads)
+        gpus = resources.gpu_names(self.gpus)
+        workers, threads = resources.divide_cores(self.workers, self.gpus, self.threads)
         environments = [
-            thread_environment(threads) | ({GPU_VARIABLE: gpus[i % len(gpus)]} if gpus else {}) for i in range(workers)
+            resources.thread_environment(threads) | ({resources.GPU_VARIABLE: gpus[i % len(gpus)]} if gpus else {})
+            for i in range(workers)
         ]
         return _closed_at_exit(ProcessPool(environments, threads, payload, iter(tasks)))
 
@@ -161,7 +148,7 @@ class ProcessPool:
     def _stop(self) -> None:
         """Let the workers end by themselves, so that the files of their tasks are closed."""
         for worker in self._workers:
-            worker.send(STOP)
+            worker.send(protocol.STOP)
         deadline = time.monotonic() + SHUTDOWN_SECONDS
         for worker in self._workers:
             if worker.state == WORKING:
@@ -178,7 +165,12 @@ class ProcessPool:
         for depth in range(1, TASKS_PER_WORKER + 1):
             for worker in self._workers:
                 if worker.state == WORKING and len(worker.tasks) < depth and self._fill_queue(1):
-                    self._send_task(worker)
+                    message = self._queue.popleft()
+                    worker.send(protocol.TASK, message.number, message.data)
+                    if worker.state == WORKING:
+                        worker.tasks[message.number] = message
+                    else:
+                        self._queue.appendleft(message)
         self._rebalance()
         return bool(self._queue or self._finished or any(worker.tasks for worker in self._workers))
 
@@ -198,19 +190,11 @@ class ProcessPool:
         context = multiprocessing.get_context("spawn")  # a forked torch may deadlock in threads that it lost
         slot = min(set(range(len(self._environments))) - {worker.slot for worker in self._workers})
         ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, os.getpid(), self._threads))
-        with environment(self._environments[slot]), _interrupts_blocked():
+        process = context.Process(target=protocol.serve, args=(theirs, os.getpid(), self._threads))
+        with resources.environment(self._environments[slot]), _interrupts_blocked():
             process.start()
             self._workers.append(Worker(slot, process, ours))
         theirs.close()  # so that the connection ends with the worker
-
-    def _send_task(self, worker: Worker) -> None:
-        message = self._queue.popleft()
-        worker.send(TASK, message.number, message.data)
-        if worker.state == WORKING:
-            worker.tasks[message.number] = message
-        else:
-            self._queue.appendleft(message)
 
     def _rebalance(self) -> None:
         """Recall tasks that wait behind another one, if other workers are idle."""
@@ -218,14 +202,14 @@ class ProcessPool:
         for worker in self._workers:
             if idle and len(worker.tasks) == TASKS_PER_WORKER and not worker.recalled:
                 worker.recalled = True
-                worker.send(RECALL, list(worker.tasks)[-1])
+                worker.send(protocol.RECALL, list(worker.tasks)[-1])
                 idle -= 1
 
     # -- Receiving -----------------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         """Wait for messages, and read one from each worker that sent any."""
-        ready = wait([worker.connection for worker in self._workers], timeout=POLL_SECONDS)
+        ready = wait([worker.connection for worker in self._workers], timeout=protocol.POLL_SECONDS)
         for worker in list(self._workers):
             if worker.connection in ready:
                 self._read(worker)
@@ -238,16 +222,16 @@ class ProcessPool:
         except (EOFError, OSError):
             self._reap(worker)
             return
-        if kind == HELLO:
-            worker.send(WORK, self._payload)
-        elif kind == READY:
+        if kind == protocol.HELLO:
+            worker.send(protocol.WORK, self._payload)
+        elif kind == protocol.READY:
             worker.state, self._failed_starts = WORKING, 0
-        elif kind == BROKEN:
+        elif kind == protocol.BROKEN:
             raise InputError(f"The workers cannot unpickle the work:\n{values[0]}")
         else:
             worker.recalled = False
             message = worker.tasks.pop(values[0])
-            if kind == DONE:
+            if kind == protocol.DONE:
                 self._finished.append(base.unpickle_outcome(message, *values[1:]))
             else:
                 self._queue.append(message)
@@ -255,25 +239,18 @@ class ProcessPool:
     def _reap(self, worker: Worker) -> None:
         """Requeue the tasks of a dead worker; it died during the first of them."""
         self._workers.remove(worker)
-        how = worker.end(POLL_SECONDS)
+        how = worker.end(protocol.POLL_SECONDS)
         if worker.state == STARTING:
-            self._check_start(worker.process.exitcode or 0, how)
+            self._failed_starts += 1
+            # a killed worker is replaced a few times; one that ended by itself would end again
+            if (worker.process.exitcode or 0) >= 0 or self._failed_starts == MAX_FAILED_STARTS:
+                raise InputError(NOT_READY.format(how))
         tasks = list(worker.tasks.values())
         if tasks and tasks[0].attempts == ATTEMPTS:
             self._finished.append(base.unpickle_outcome(tasks.pop(0), b"", base.retries_exhausted(how)))
         elif tasks:
             tasks[0].attempts += 1
         self._queue.extendleft(reversed(tasks))
-
-    def _check_start(self, code: int, how: str) -> None:
-        """A killed worker is replaced a few times; one that ended by itself would end again."""
-        self._failed_starts += 1
-        if code >= 0 or self._failed_starts == MAX_FAILED_STARTS:
-            raise InputError(
-                f"A worker process ended before it was ready ({how}); its output has the reason. In a script, put the "
-                'call under `if __name__ == "__main__":`, because every worker imports the script; code from a prompt '
-                "or a pipe cannot be imported, so put it in a file. If memory ran out, use fewer workers."
-            )
 
 
 @contextmanager

@@ -14,16 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from intertwine.errors import InputError
-from intertwine.lab.study.executors import base
+from intertwine.lab.study.executors import base, resources
 from intertwine.lab.study.executors.base import ATTEMPTS, TASKS_PER_WORKER, Outcome, R, Shared, T, TaskMessage, Work
-from intertwine.lab.study.executors.resources import (
-    environment,
-    gpu_names,
-    limit_torch_threads,
-    pool_size,
-    thread_environment,
-    threads_each,
-)
 
 #: Read by Ray when it is imported or started: no usage statistics, and no log lines on the terminal.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -59,7 +51,7 @@ class RayCluster:
         if self.address is not None:
             check_address(ray, self.address)
         elif not ray.is_initialized():
-            gpu_names(self.gpus)
+            resources.gpu_names(self.gpus)
         return ray
 
     def run(self, tasks: Iterable[T], work: Work[T, R], shared: Shared) -> Iterator[Outcome[T, R]]:
@@ -133,7 +125,7 @@ def _work_on(task: bytes, stored: list[Any], threads: int) -> tuple[bytes, str |
     if name not in _unpacked:
         _unpacked.clear()
         _unpacked[name] = ray.get(stored[0])
-        limit_torch_threads(threads)
+        resources.limit_torch_threads(threads)
     work, shared = _unpacked[name]
     return base.run_pickled(work, task, shared)
 
@@ -153,7 +145,7 @@ class RayCapacity:
 def load_ray() -> Any:
     """The package Ray."""
     try:
-        with environment(QUIET):
+        with resources.environment(QUIET):
             return importlib.import_module("ray")
     except ImportError as error:
         raise InputError(
@@ -218,11 +210,10 @@ def ray_session(
 
 
 def _start_local(ray: Any, workers: int | None, gpus: int, threads: int | None) -> RayCapacity:
-    count = pool_size(workers, gpus)
-    each = threads_each(count, threads)
+    count, each = resources.divide_cores(workers, gpus, threads)
     # The workers get the import path of this process. Those of a cluster have their own folders.
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    with environment({**thread_environment(each), "PYTHONPATH": paths}):
+    with resources.environment({**resources.thread_environment(each), "PYTHONPATH": paths}):
         # "local": otherwise Ray would join any cluster that it finds on this machine.
         _connect(ray, address="local", num_cpus=count * each, num_gpus=gpus, include_dashboard=False)
     return RayCapacity(each, _gpu_share(count, gpus), TASKS_PER_WORKER * count)
@@ -230,7 +221,7 @@ def _start_local(ray: Any, workers: int | None, gpus: int, threads: int | None) 
 
 def _connect(ray: Any, **options: Any) -> None:
     try:
-        with environment(QUIET):
+        with resources.environment(QUIET):
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         where = "on this machine" if options["address"] == "local" else f"at {options['address']}"

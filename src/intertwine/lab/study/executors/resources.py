@@ -16,31 +16,15 @@ GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _ENVIRONMENT_LOCK = threading.RLock()
 
 
-def cores() -> int:
-    """The number of cores that this process may use.
+def divide_cores(workers: int | None, gpus: int, threads: int | None) -> tuple[int, int]:
+    """The number of workers (one per GPU, else one per core, by default) and the threads of each.
 
-    >>> cores() >= 1
-    True
+    >>> divide_cores(None, 4, 2), divide_cores(3, 4, 1), divide_cores(10_000, 0, None)
+    ((4, 2), (3, 1), (10000, 1))
     """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def pool_size(workers: int | None, gpus: int) -> int:
-    """The number of workers: as given, else one per GPU, else one per core.
-
-    >>> pool_size(None, 4), pool_size(3, 4)
-    (4, 3)
-    """
-    return workers or gpus or cores()
-
-
-def threads_each(workers: int, threads: int | None) -> int:
-    """The threads of each worker: as given, else an equal share of the cores.
-
-    >>> threads_each(10_000, None), threads_each(2, 3)
-    (1, 3)
-    """
-    return threads or max(1, cores() // workers)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = workers or gpus or cores
+    return count, threads or max(1, cores // count)
 
 
 def thread_environment(threads: int) -> dict[str, str]:

@@ -79,17 +79,11 @@ class Mailbox:
                         raise EOFError
                 message = pickle.loads(self._connection.recv_bytes())
                 with self._arrived:
-                    if message[0] == RECALL:
-                        self._recall(message[1])
-                    else:
+                    if message[0] != RECALL:
                         self._messages.append(message)
                         self._arrived.notify()
+                    elif waiting := [task for task in self._messages if task[:2] == (TASK, message[1])]:
+                        self._messages.remove(waiting[0])
+                        self.send(*message)
         except (EOFError, OSError):
             os._exit(1)  # without its driver, the result has no reader
-
-    def _recall(self, number: int) -> None:
-        for message in self._messages:
-            if message[:2] == (TASK, number):
-                self._messages.remove(message)
-                self.send(RECALL, number)
-                return
