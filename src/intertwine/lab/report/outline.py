@@ -168,9 +168,7 @@ def _join_lines(lines: Sequence[OutlineLine], run: Repetition) -> list[OutlineLi
     if run.count < 3:
         return list(lines[run.start : run.last + 1])
     last_round = run.last - run.period + 1
-    return [
-        replace(lines[run.start + i], last=lines[last_round + i].label, count=run.count) for i in range(run.period)
-    ]  # fmt: skip
+    return [replace(lines[run.start + i], last=lines[last_round + i].label, count=run.count) for i in range(run.period)]
 
 
 def _join_sections(sections: Sequence[OutlineSection], run: Repetition) -> list[OutlineSection]:

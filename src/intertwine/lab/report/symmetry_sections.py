@@ -81,7 +81,7 @@ def _certificate_verdict(errors: list[Entry], commands: Commands) -> str:
         number = linked(failed[0].value, commands.of(failed[:1]), failed[0].note)
         return _verdict(
             False, f"The symmetry does not hold for {escape(which)}: a random element changes the outputs by {number}."
-        )  # fmt: skip
+        )
     worst = max(errors, key=lambda e: e.value or 0.0)
     number = linked(worst.value, commands.of([worst]))
     return _verdict(
@@ -116,9 +116,7 @@ def _fingerprint_verdict(entries: list[Entry], commands: Commands) -> str:
         return _verdict(False, f"The moved copy of {escape(', '.join(unequal))} has another fingerprint. {names}")
     total, different = len(by_network), len({e.note for e in by_network.values()})
     have = f"{counted(total, 'network')} {'has' if total == 1 else 'have'} {counted(different, 'fingerprint')}"
-    return _verdict(
-        different == total, f"Every network has the fingerprint of its moved copy, and {have}: {names}."
-    )  # fmt: skip
+    return _verdict(different == total, f"Every network has the fingerprint of its moved copy, and {have}: {names}.")
 
 
 def _network_table(entries: Sequence[Entry], columns: Mapping[str, str], commands: Commands, title: str) -> str:

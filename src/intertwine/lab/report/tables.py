@@ -88,13 +88,16 @@ def provenance(tasks: Sequence[TaskRecord], plan: Mapping[str, Any]) -> PageSect
     groups: dict[tuple[str, ...], list[TaskRecord]] = {}
     for task in tasks:
         groups.setdefault(tuple(task.text(name) for name in VERSIONS), []).append(task)
+
+    def cells(texts: Iterable[str]) -> str:
+        return "".join(f"<td>{escape(text or '–')}</td>" for text in texts)
+
     rows = []
     for found, own in groups.items():
         dates = sorted(task.text("made_at") for task in own)
-        versions, first, last = ("".join(f"<td>{escape(text or '–')}</td>" for text in texts)
-                                 for texts in (found, dates[:1], dates[-1:]))  # fmt: skip
         count, time = f"{len(own):,}", duration(sum(task.seconds for task in own))
-        rows.append(f'{versions}<td class="number">{count}</td><td>{time}</td>{first}{last}')
+        ends = cells((dates[0], dates[-1]))
+        rows.append(f'{cells(found)}<td class="number">{count}</td><td>{time}</td>{ends}')
     table = html_table(heads(("intertwine", *VERSIONS[1:], "tasks", "time", "first", "last")), rows)
     text = escape(json.dumps(plan, indent=2, ensure_ascii=False, default=str))
     return PageSection(

@@ -124,11 +124,6 @@ class _Picture:
         """The wires that this one represents, including itself."""
         return [name for name, drawn in self.representative.items() if drawn == wire]
 
-    def hint(self, name: str) -> str:
-        wire, alike = self.wires[name], self.alike(name)
-        many = f"; represents {len(alike)} wires, {alike[0]} to {alike[-1]}" if len(alike) > 1 else ""
-        return f"{name}: {wire.size} indices, {wire.group}, acts in {len(wire.slots)} places{many}"
-
     def description(self) -> str:
         acts = (f"{self.label(w)} acts on {', '.join(self.places[i].name for i in self.acts[w])}." for w in self.drawn)
         return (
@@ -140,12 +135,8 @@ class _Picture:
     # -- Drawing -------------------------------------------------------------------------------------------------------
 
     def svg(self) -> str:
-        body = [
-            *map(self.draw_frame, self.frames),
-            *map(self.draw_wire, self.drawn),
-            *map(self.draw_box, self.places),
-            *self.draw_head(),
-        ]
+        body = [*map(self.draw_frame, self.frames), *map(self.draw_wire, self.drawn), *map(self.draw_box, self.places)]
+        body += self.draw_head()
         return document(self.width, self.height, f"Wire graph of {self.title}", self.description(), "\n".join(body))
 
     def draw_head(self) -> Iterator[str]:
@@ -155,8 +146,8 @@ class _Picture:
         yield text(MARGIN, 32, self.title, INK, font_size=17, font_weight=600)
         yield text(MARGIN, 52, numbers, FAINT)
         x: Length = MARGIN
-        for sign, width, words in self.legend():
-            yield element("g", sign, transform=f"translate({x:.1f} 66)")
+        for symbol, width, words in self.legend():
+            yield element("g", symbol, transform=f"translate({x:.1f} 66)")
             yield text(x + width + 8, 81, words, FAINT)
             x += width + 26 + len(words) * CHARACTER
 
@@ -168,8 +159,8 @@ class _Picture:
         if any(len(axis) > 1 or len(axis[0].wires) > 1 for axis in axes):
             yield cell(0, 0, [Segment(8, ("a", "b"))], colours), 26, "several wires in one axis"
         yield cell(0, 0, [Segment(8, ())], colours), 26, "frozen axis"
-        rail = element("path", d="M0 11h22", stroke=PALETTE[0], stroke_width=3, stroke_linecap="round")
-        yield rail + _dot(11, 11, PALETTE[0]), 22, "wire, dots where it acts"
+        line = element("path", d="M0 11h22", stroke=PALETTE[0], stroke_width=3, stroke_linecap="round")
+        yield line + _dot(11, 11, PALETTE[0]), 22, "wire, dots where it acts"
         if self.frames:
             dashed = {"fill": "none", "stroke": FAINT, "stroke_dasharray": "4 3"}
             yield element("rect", x=0, y=2, width=22, height=18, rx=4, **dashed), 22, "repeated block, drawn once"
@@ -188,13 +179,16 @@ class _Picture:
         """A line from the first to the last box that the wire acts on, with a branch and a dot at each, and a label."""
         colour, x = self.colours[name], self.lines + LANE * self.lanes[name]
         ys = [self.places[i].exits[name] for i in self.acts[name]]
+        wire, alike = self.wires[name], self.alike(name)
+        many = f"; represents {len(alike)} wires, {alike[0]} to {alike[-1]}" if len(alike) > 1 else ""
+        hint = f"{name}: {wire.size} indices, {wire.group}, acts in {len(wire.slots)} places{many}"
         leader = f"M{x:.1f} {ys[0]:.1f}H{self.labels - 4:.1f}"
-        rail = f"M{x:.1f} {ys[0]:.1f}V{ys[-1]:.1f}"
+        trunk = f"M{x:.1f} {ys[0]:.1f}V{ys[-1]:.1f}"
         branches = "".join(f"M{self.right:.1f} {y:.1f}H{x:.1f}" for y in ys)
         parts = [
-            element("title", escape(self.hint(name))),
+            element("title", escape(hint)),
             element("path", d=leader, stroke=colour, stroke_dasharray="1 3"),
-            element("path", d=rail, stroke=colour, stroke_width=3, stroke_linecap="round"),
+            element("path", d=trunk, stroke=colour, stroke_width=3, stroke_linecap="round"),
             element("path", d=branches, stroke=colour, stroke_width="1.4"),
             *(_dot(x, y, colour) for y in ys),
             text(self.labels, ys[0] + 4, self.label(name), colour, font_weight=600),

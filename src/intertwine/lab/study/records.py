@@ -91,7 +91,7 @@ class Journal:
         self.path = path
         self._handle = handle
         self._torn = False
-        self._close = weakref.finalize(self, os.close, handle)
+        self.close = weakref.finalize(self, os.close, handle)  # also unlocks the file
 
     @classmethod
     def new(cls, folder: Path) -> Journal:
@@ -136,10 +136,6 @@ class Journal:
         while rest:
             rest = rest[os.write(self._handle, rest) :]
         self._torn = False
-
-    def close(self) -> None:
-        """Close the file, which unlocks it."""
-        self._close()
 
 
 def encode(finished: FinishedTask) -> bytes:

@@ -172,7 +172,7 @@ def _commit() -> str | None:
     try:
         done = subprocess.run(
             command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=10
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired):  # git is missing or hangs
         return None
     return done.stdout.strip() or None

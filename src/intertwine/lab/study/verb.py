@@ -109,7 +109,7 @@ def number(default: float, low: float = -inf, high: float = inf, exclusive: bool
     """
     return _checked(
         default, f"a number{_range(low, high, exclusive)}", lambda value: _is_within(value, low, high, exclusive)
-    )  # fmt: skip
+    )
 
 
 def numbers(default: tuple[float, ...], low: float = -inf, high: float = inf, exclusive: bool = False) -> Option:

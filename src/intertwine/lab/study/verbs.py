@@ -135,9 +135,7 @@ def barrier(context: VerbContext) -> Iterator[ResultRow]:
 
 def connectivity(context: VerbContext) -> Iterator[ResultRow]:
     """Linear connectivity of the features between two networks, layer by layer."""
-    found = measure_connectivity(
-        context.a, _aligned(context), context.test(), alphas=tuple(context.options["alphas"])
-    )  # fmt: skip
+    found = measure_connectivity(context.a, _aligned(context), context.test(), alphas=tuple(context.options["alphas"]))
     for row in found.to_rows():
         for quantity in ("llfc", "additivity", "sign_agreement", "commutativity"):
             if row[quantity] is not None:
@@ -151,7 +149,7 @@ def compare(context: VerbContext) -> Iterator[ResultRow]:
     measures = (names,) if isinstance(names, str) else tuple(names)
     found = compare_layers(
         context.a, context.other, context.test(), layers=context.options["layers"], measures=measures
-    )  # fmt: skip
+    )
     for row in found.to_rows():
         note = row["degenerate"] or row["notes"] or None
         yield ResultRow(row["measure"], row["value"], layer=row["first"], other_layer=row["second"], note=note)
