@@ -59,7 +59,7 @@ def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     "thing", [{"w": torch.ones(2)}, torch.relu, "resnet18", None], ids=["dict", "function", "str", "None"]
 )
 def test_not_a_module(thing: Any, unchecked: None) -> None:
-    with pytest.raises(it.InputError, match=r"a torch\.nn\.Module is needed"):
+    with pytest.raises(it.InputError, match=r"must be a torch\.nn\.Module, but is a"):
         it.symmetry(thing, rows())
 
 
