@@ -1,4 +1,4 @@
-"""Pictures: where results get an empty figure to draw on. matplotlib is an extra, so it is imported when asked for."""
+"""Empty matplotlib figures, panels, legends and heat-map labels. matplotlib is an extra, imported on first use."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: More panels side by side than these are too small to read on a page.
-MAX_COLUMNS = 4
-#: Inches beyond which a page makes a figure smaller.
-PAGE_WIDTH = 8.3
-#: Of the words in a key, in points; and how many of their letters fit into an inch, a sample of the line included.
-LEGEND_SIZE, LETTERS, SAMPLE = 8, 15, 7
-#: Names under an axis whose letters are no more than these stand beside each other.
-NAMES = 24
-#: Luminance from which black is read better than white (WCAG 2.1, contrast of both the same).
-MIDDLE = 0.179
+MAX_COLUMNS = 4  # more panels side by side are too small to read on a page
+PAGE_WIDTH = 8.3  # inches; a page shrinks wider figures
+LEGEND_SIZE = 8  # font size in points
+LETTERS_PER_INCH, LINE_SAMPLE = 15, 7  # of a legend; the sample of the line takes the room of so many letters
+TICK_LETTERS = 24  # names under an axis are all shown if they have no more letters than this
+MIDDLE_LUMINANCE = 0.179  # from here on black is more readable than white (WCAG 2.1: equal contrast)
 
 
 def new_figure(width: float | int, height: float | int) -> Figure:
-    """An empty figure of a size in inches, which lays itself out.
+    """An empty figure of a size in inches, with automatic layout.
 
     >>> new_figure(4, 3).get_size_inches().tolist()
     [4.0, 3.0]
@@ -35,17 +31,14 @@ def new_figure(width: float | int, height: float | int) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError(
-            "A plot was asked for, but matplotlib is not installed: pip install 'intertwine[plot]'."
-        ) from error
-    options: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
-    return Figure(**options)
+        raise InputError("Plots need matplotlib, which is not installed: pip install 'intertwine[plot]'.") from error
+    return Figure(figsize=(float(width), float(height)), layout="constrained")
 
 
 def panels_in_rows(
     count: int, width: float | int, height: float | int, across: int = MAX_COLUMNS
 ) -> tuple[Figure, list[Axes]]:  # fmt: skip
-    """A figure of so many panels of a size in inches, in rows of `across` at most.
+    """A figure of `count` panels of a size in inches, in rows of at most `across`.
 
     >>> figure, panels = panels_in_rows(6, 2, 1)
     >>> figure.get_size_inches().tolist(), len(panels)
@@ -60,26 +53,29 @@ def panels_in_rows(
 
 
 def wrapped_title(figure: Figure, words: str, size: float | int = 11) -> None:
-    """A title over all panels, broken into lines where it would leave the figure.
+    """A title over all panels, wrapped to the width of the figure.
 
     >>> figure = new_figure(2, 1)
     >>> wrapped_title(figure, "what a narrow figure shows")
     >>> figure.get_suptitle().count("\\n") > 0
     True
     """
-    text = figure.suptitle(words, fontsize=size)
-    room, letters = 0.98 * figure.bbox.width, len(words)
-    while letters > 1 and text.get_window_extent().width > room:
+
+    def lines(letters: int) -> list[str]:
+        return wrap(words, letters, break_long_words=False)
+
+    text, letters = figure.suptitle(words, fontsize=size), len(words)
+    while letters > 1 and text.get_window_extent().width > 0.98 * figure.bbox.width:
         letters -= 1
-        text.set_text("\n".join(wrap(words, letters, break_long_words=False)))
-    lines = text.get_text().count("\n")
-    while lines and len(wrap(words, letters - 1, break_long_words=False)) == lines + 1:  # no word alone in the last
+        text.set_text("\n".join(lines(letters)))
+    count = text.get_text().count("\n") + 1
+    while count > 1 and len(lines(letters - 1)) == count:  # balanced lines, no single word in the last one
         letters -= 1
-    text.set_text("\n".join(wrap(words, letters, break_long_words=False)) if lines else words)
+    text.set_text("\n".join(lines(letters)) if count > 1 else words)
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes] | None = None) -> None:
-    """One key of all panels, below them, in room that the figure grows by; what several panels show stands there once.
+    """One legend of all panels, below them, without duplicates; the figure grows to make room for it.
 
     >>> figure, (left, right) = panels_in_rows(2, 3, 2)
     >>> lines = [axes.plot([0, 1], label="the same") for axes in (left, right)]
@@ -93,29 +89,23 @@ def legend_below(figure: Figure, panels: Sequence[Axes] | None = None) -> None:
             found.setdefault(label, handle)
     if not found:
         return
-    longest = max(map(len, found)) + SAMPLE
-    columns = max(1, min(len(found), int(figure.get_figwidth() * LETTERS / longest)))
-    columns = ceil(len(found) / ceil(len(found) / columns))  # as many in each row
+    longest = max(map(len, found)) + LINE_SAMPLE
+    columns = max(1, min(len(found), int(figure.get_figwidth() * LETTERS_PER_INCH / longest)))
+    columns = ceil(len(found) / ceil(len(found) / columns))  # the same number in each row
     figure.set_figheight(figure.get_figheight() + 0.1 + 0.17 * ceil(len(found) / columns))
-    figure.legend(
-        list(found.values()),
-        list(found),
-        loc="outside lower center",
-        ncols=columns,
-        fontsize=LEGEND_SIZE,
-        frameon=False,
-    )
+    layout: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    figure.legend(list(found.values()), list(found), fontsize=LEGEND_SIZE, **layout)
 
 
 def name_ticks(axes: Axes, names: Sequence[str], size: float | int = 7) -> None:
-    """Names under an axis; where they have no room, the number of every few, and the names of the first and the last.
+    """Names under an axis; if there is no room, the number of every few, and the names of the first and the last.
 
     >>> axes = new_figure(2, 2).subplots()
     >>> name_ticks(axes, [f"features.{i}" for i in range(10)])
     >>> [text.get_text() for text in axes.get_xticklabels()]
     ['1\\nfeatures.0', '3', '5', '7', '10\\nfeatures.9']
     """
-    if sum(map(len, names)) <= NAMES:
+    if sum(map(len, names)) <= TICK_LETTERS:
         axes.set_xticks(range(len(names)), names, fontsize=size)
         return
     last = len(names) - 1
@@ -128,17 +118,18 @@ def name_ticks(axes: Axes, names: Sequence[str], size: float | int = 7) -> None:
 
 
 def ink_on(colour: Sequence[float]) -> str:
-    """Black or white, whichever is read better on red, green and blue from 0 to 1.
+    """Black or white, whichever is more readable on a colour (red, green, blue from 0 to 1).
 
     >>> ink_on((0.99, 0.91, 0.14)), ink_on((0.27, 0.0, 0.33))
     ('black', 'white')
     """
     linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in colour[:3]]
-    return "black" if sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) > MIDDLE else "white"
+    luminance = sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "black" if luminance > MIDDLE_LUMINANCE else "white"
 
 
 def write_cells(axes: Axes, form: str = "{:.2f}", size: float | int = 7) -> None:
-    """The values of the heat map in a panel into its cells, in an ink that is read on each.
+    """Write the values of a heat map into its cells, in black or white.
 
     >>> axes = new_figure(2, 2).subplots()
     >>> picture = axes.imshow([[0.0, 1.0]], cmap="viridis")

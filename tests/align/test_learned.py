@@ -404,7 +404,7 @@ def test_data_that_gives_no_loss(method: str) -> None:
         run([(x * float("nan"), y)])
     with pytest.raises(it.InputError, match="The task loss became nan at step 9"):
         run([*data[:8], (x * float("nan"), y)])
-    with pytest.raises(it.InputError, match="Cross-entropy needs outputs"):
+    with pytest.raises(it.InputError, match="Cross-entropy needs integer targets and outputs"):
         run([(x, y.float())])
 
 

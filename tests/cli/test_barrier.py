@@ -201,7 +201,7 @@ def test_refusals(run: Run, zoo: str, batch_norm: list[str], capsys: pytest.Capt
     a, b = f"{zoo}:0", f"{zoo}:1"
     unlike = [batch_norm[0], batch_norm[0].replace(":normed", ":unlike")]
     for call, text in (
-        ([a, b, "--points", "2"], "points must be at least 3: both ends and something between; found 2."),
+        ([a, b, "--points", "2"], "points must be at least 3, both ends and one between, but is 2."),
         ([a, b, "--reset"], "has none. Leave it out."),
         ([a, b, "--plot", "line.pdf"], "Choose a name that ends in .svg or .png."),
         ([a, f"{zoo}:7"], "holds no network of seed 7"),

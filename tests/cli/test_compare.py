@@ -95,7 +95,7 @@ def test_images_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
         (["{zoo}", "{zoo}:0"], "is a zoo of 2 networks. Write {zoo}:0 for the one of seed 0"),
         (
             ["{zoo}:0", "{zoo}:0", "--measure", "cka"],
-            "'cka' was asked for, but there is none of that name. Did you mean 'rbf_cka', 'relu_cka', 'linear_cka",
+            "Unknown measure 'cka'. Did you mean 'rbf_cka', 'relu_cka', 'linear_cka",
         ),
         (["{zoo}:0", "{zoo}:0", "--layer", "9"], "'9'"),
         (["{zoo}:0", "{zoo}:0", "--data", "didgits"], "Did you mean 'digits'?"),

@@ -220,12 +220,12 @@ def test_refusals(run: Run, zoo: str, words: list[str], text: str) -> None:
 def test_the_plain_mean_stands_there_untouched_and_mended_alike(run: Run, zoo: str) -> None:
     call = (f"{zoo}:0", f"{zoo}:1", "--data", "digits", "--repair", "repair", "--json")
     scores = {one["name"]: one for one in json.loads(run(*call)[1])["scores"]}
-    assert list(scores)[:3] == ["merged", "plain mean", "plain mean, mended alike"]
+    assert list(scores)[:3] == ["merged", "plain mean", "plain mean, same repair"]
     a, b, _ = states(zoo)
     plain = score(filled(zoo, {name: (a[name] + b[name]) / 2 for name in a}))
     assert (scores["plain mean"]["loss"], scores["plain mean"]["error"]) == pytest.approx(plain, rel=1e-4)
     alone = json.loads(run(*call, "--method", "none")[1])["scores"]
-    assert scores["plain mean, mended alike"]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-6)
+    assert scores["plain mean, same repair"]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-6)
     said = run(*call[:-1], "--method", "none")[1]
     assert "plain mean " in said
-    assert "mended alike" not in said  # it is the merged one
+    assert "same repair" not in said  # it is the merged one

@@ -152,7 +152,7 @@ def test_convolutions_with_normalisation_agree_both_ways(monkeypatch: pytest.Mon
     a, b, data = conv_net(0), conv_net(1), batches(3, 6, 6)
     one_by_one = it.barrier(a, b, data, points=5, reset_statistics=data)
     monkeypatch.setattr(evaluate, "_group_size", lambda path, batch, memory: group)
-    monkeypatch.setattr(evaluate, "_alone", None)
+    monkeypatch.setattr(evaluate, "_one_by_one", None)
     together = it.barrier(a, b, data, points=5, reset_statistics=data)
     assert together.loss == pytest.approx(one_by_one.loss, rel=1e-12)
     assert together.error == one_by_one.error
@@ -270,7 +270,7 @@ def test_scales_corrected_without_data_are_a_line_of_their_own() -> None:
 
 
 def test_no_data_for_scales_is_told() -> None:
-    with pytest.raises(InputError, match="There is no data"):
+    with pytest.raises(InputError, match="The data is empty"):
         it.barrier(conv_net(0), conv_net(1), [], points=3, scales=True)
 
 
@@ -324,9 +324,9 @@ def test_a_point_that_overflows_is_named() -> None:
 
 def test_other_bad_input_is_named() -> None:
     data = batches(6)
-    with pytest.raises(InputError, match="points must be at least 3: both ends and something between; found 2"):
+    with pytest.raises(InputError, match="points must be at least 3, both ends and one between, but is 2"):
         it.barrier(mlp(0), mlp(1), data, points=2)
-    with pytest.raises(InputError, match=r"no BatchNorm layer with running statistics\. Leave reset_statistics out"):
+    with pytest.raises(InputError, match=r"no BatchNorm layer with running statistics, .*Leave reset_statistics out"):
         it.barrier(mlp(0), mlp(1), data, points=3, reset_statistics=data)
     with pytest.raises(InputError, match="The data for the statistics holds no samples"):
         it.barrier(conv_net(0), conv_net(1), batches(3, 6, 6), points=3, reset_statistics=[])

@@ -427,7 +427,7 @@ def test_bad_input_is_named() -> None:
         it.connectivity(mlp(0), mlp(1), [])
     with pytest.raises(InputError, match="the model has no module of that path"):
         it.connectivity(mlp(0), mlp(1), data, layers="relu")
-    with pytest.raises(InputError, match=r"There is no layer to look at\. The network has no layer with weights"):
+    with pytest.raises(InputError, match=r"There is no layer to compare\. The network has no layer with weights"):
         it.connectivity(nn.Flatten(), nn.Flatten(), data)
     with pytest.raises(InputError, match=r"no BatchNorm layer with running statistics"):
         it.connectivity(mlp(0), mlp(1), data, reset_statistics=data)
@@ -617,7 +617,7 @@ def test_004_L11_a_relu_is_additive_exactly_where_signs_agree(a: float, b: float
     meter = AdditivityMeter(torch.relu, [alpha])
     meter.add(torch.tensor([[a]], dtype=torch.float64), torch.tensor([[b]], dtype=torch.float64))
     assert meter.agreement == float(a * b >= 0)
-    assert (meter.sums[0].apart == 0) is (a * b >= 0)
+    assert (meter.sums[0].difference == 0) is (a * b >= 0)
 
 
 # -- the theorem -------------------------------------------------------------------------------------------------------

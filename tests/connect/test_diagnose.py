@@ -80,7 +80,7 @@ def test_an_unaligned_pair_is_told_to_align(pairs: dict[str, Pair]) -> None:
     assert kinds(found) == ["order", "variance", "llfc"]
     order, variance, llfc = found.findings
     assert order.layers == ("1", "2", "3", "4")
-    assert "no alignment seems to have been done" in order.advice
+    assert "the networks do not seem to be aligned" in order.advice
     assert "'3' (wire 3)" in order.what
     assert found.weights_apart == pytest.approx(1.4, abs=0.05)
     assert "Weights are 1.4" in order.what
@@ -103,7 +103,7 @@ def test_one_wrongly_permuted_layer_is_named(pairs: dict[str, Pair]) -> None:
         order = finding(found, "order")
         assert order.layers == (str(layer), str(layer + 1))
         assert f"wires=['{layer}']" in order.advice
-        assert "no alignment" not in order.advice
+        assert "do not seem to be aligned" not in order.advice
         assert order.figure > 0.9
     without = finding(it.diagnose(a, moved(b, 3), data), "order")
     assert without.layers == ("3", "4")
@@ -317,7 +317,7 @@ def test_statistics_are_compared_with_both_ends() -> None:
     meter = HealthMeter([torch.tensor([running]) for running in (1.0, 4.0, 2.0)])
     x = 5 * torch.randn(200, 1)
     meter.add(x.double(), x.double(), x.double())
-    meter.hear(x, x, x)
+    meter.add_inputs(x, x, x)
     assert meter.result().statistics == pytest.approx(1, rel=1e-12)
 
 
@@ -327,7 +327,7 @@ def test_statistics_have_no_figure_where_one_of_the_three_never_varies(still: in
     inputs = [torch.randn(20, 1) for _ in range(3)]
     inputs[still] = torch.ones(20, 1)
     meter.add(*(x.double() for x in inputs))
-    meter.hear(*inputs)
+    meter.add_inputs(*inputs)
     assert meter.result().statistics is None
 
 

@@ -123,7 +123,7 @@ def test_repair_of_two_and_of_more() -> None:
     models, (train, _) = perceptrons(64, 16, 10), digits()
     two = merge(models[:2], data=train, repair="repair", check=False)
     assert loss(two.model) < loss(merge(models[:2], IMAGE).model)
-    with pytest.raises(it.InputError, match="mends the mix of two networks, and 4 were given"):
+    with pytest.raises(it.InputError, match="works on the mix of two networks, and 4 are given"):
         merge(models, data=train, repair="repair")
     three = merge(normed_convolutions()[:3], data=train, repair="repair", check=False)
     assert accuracy(three.model) > accuracy(merge(normed_convolutions()[:3], IMAGE).model) + 0.1
@@ -167,7 +167,7 @@ def test_a_merge_worse_than_the_plain_mean_says_so() -> None:
 def test_what_is_refused() -> None:
     models = perceptrons(64, 16, 10)
     two = models[:2]
-    with pytest.raises(it.InputError, match=r"none were given\. Pass them behind the models, as in merge\(models"):
+    with pytest.raises(it.InputError, match=r"none are given\. Pass them after the models, as in merge\(models"):
         merge(two)
     with pytest.raises(it.InputError, match="Two networks or more are needed to merge them; found 1"):
         merge(models[:1], IMAGE)
@@ -175,7 +175,7 @@ def test_what_is_refused() -> None:
         merge(two, IMAGE, method="sort")
     with pytest.raises(it.InputError, match=r"no repair 'scale'\. Did you mean 'scales'\?"):
         merge(two, IMAGE, repair="scale")
-    with pytest.raises(it.InputError, match="repair='reset' measures on data, and none was given"):
+    with pytest.raises(it.InputError, match="repair='reset' measures on data, and none is given"):
         merge(two, IMAGE, repair="reset")
     with pytest.raises(it.InputError, match="needs BatchNorm, and the network has none"):
         merge(two, data=digits()[0], repair="reset")
@@ -186,7 +186,7 @@ def test_what_is_refused() -> None:
             merge(two, IMAGE, weights=shares)
     with pytest.raises(it.InputError, match=r"t=0\.5 is the place between two networks, but there are 4 networks"):
         merge(models, IMAGE, t=0.5)
-    with pytest.raises(it.InputError, match=r"but weights= were given too"):
+    with pytest.raises(it.InputError, match=r"but weights= are given too"):
         merge(two, IMAGE, t=0.5, weights=(0.5, 0.5))
     with pytest.raises(MismatchError, match="The two networks differ"):
         merge([two[0], perceptrons(64, 32, 32, 10)[0]], IMAGE)
@@ -221,7 +221,7 @@ def test_statistics_of_an_average() -> None:
     models = list(steps())
     data = [(torch.randn(16, 3, 6, 6), torch.zeros(16))]
     assert same(average(models, data=data), reset_statistics(average(models), data))
-    with pytest.raises(it.InputError, match="state dicts cannot be run"):
+    with pytest.raises(it.InputError, match="State dicts cannot run on data"):
         average([m.state_dict() for m in models], data=data)  # pyrefly: ignore[no-matching-overload]
     with pytest.raises(it.InputError, match="nothing to average"):
         average([])
@@ -286,9 +286,9 @@ def test_tied_weights_change_once() -> None:
 def test_task_vectors_that_do_not_fit() -> None:
     a, _ = made("MLP with ReLU")
     sym = symmetry_of("MLP with ReLU")
-    with pytest.raises(it.InputError, match="An element alone does not say where it acts"):
+    with pytest.raises(it.InputError, match="An element needs its symmetry"):
         transport({}, sym.identity())
-    with pytest.raises(MismatchError, match=r"'a.bias' has shape \(4,\), but the symmetry knows it with shape \(5,\)"):
+    with pytest.raises(MismatchError, match=r"'a.bias' has shape \(4,\), but in the symmetry it has shape \(5,\)"):
         transport({"a.bias": torch.zeros(4)}, sym.identity(), sym)
     with pytest.raises(MismatchError, match="changes 'z', which the network does not have"):
         add(a, {"z": torch.zeros(4)})
@@ -313,7 +313,7 @@ def test_options_that_nothing_reads_are_refused(method: str) -> None:
 def test_a_repair_is_scored_beside_both_plain_means() -> None:
     models, (_, test) = perceptrons(64, 32, 32, 10)[:2], digits()
     found = merge(models, data=test, repair="repair")
-    assert [s.name for s in found.scores][:3] == ["merged", "plain mean", "plain mean, mended alike"]
+    assert [s.name for s in found.scores][:3] == ["merged", "plain mean", "plain mean, same repair"]
     assert found.scores[1].loss == pytest.approx(loss(merge(models, method="none").model), rel=1e-5)
     mended = merge(models, data=test, method="none", repair="repair", check=False).model
     assert found.scores[2].loss == pytest.approx(loss(mended), rel=1e-5)

@@ -128,7 +128,7 @@ def test_networks_with_batch_norm_are_mended_by_their_statistics() -> None:
     data = vectors(20, 10)
     found, expected = repair(a, b, 0.5, data), reset_statistics(it.interpolate(a, b, 0.5), data)
     assert all(torch.equal(x, expected.state_dict()[n]) for n, x in found.state_dict().items())
-    with pytest.raises(InputError, match="mended by resetting its statistics"):
+    with pytest.raises(InputError, match="its repair is to reset the statistics"):
         repair(a, b, 0.5, data, layers=["0"])
 
 
@@ -156,11 +156,15 @@ def tied() -> nn.Module:
     ("make", "layers", "words"),
     [
         (Calls, None, "The layer 'again' is called several times in one forward"),
-        (Calls, ["never"], "The layer 'never' was to be mended, but the network never calls it"),
-        (Calls, ["lats"], "There is no linear or convolution layer 'lats'. Did you mean 'last'? Layers: again, never"),
+        (Calls, ["never"], "The network never calls the layer 'never'"),
+        (
+            Calls,
+            ["lats"],
+            "Unknown linear or convolution layer 'lats'. Did you mean 'last'? Choose one of: again",
+        ),
         (tied, None, "The weight of '0' is tied to another layer"),
         (lambda: parametrizations.weight_norm(nn.Linear(10, 3)), None, "is computed from other weights"),
-        (nn.ReLU, None, "no linear or convolution layer, so there is nothing to mend"),
+        (nn.ReLU, None, "no linear or convolution layer, so there is nothing to repair"),
     ],
     ids=["twice", "never", "unknown", "tied", "computed", "none"],
 )
@@ -302,7 +306,7 @@ def test_dead_units_and_tied_weights_stay() -> None:
 
 def test_batch_norm_needs_the_graph() -> None:
     model = residual(nn.BatchNorm2d)
-    with pytest.raises(it.InputError, match="Pass example inputs behind the models, or symmetry="):
+    with pytest.raises(it.InputError, match="Pass example inputs after the models, or symmetry="):
         correct_scales([model, model])
     with pytest.raises(MismatchError, match="The two networks differ"):
         correct_scales([nn.Linear(3, 2), nn.Linear(3, 3)])

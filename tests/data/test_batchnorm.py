@@ -111,11 +111,11 @@ def test_004_L02_the_middle_of_two_networks_varies_as_its_layers_say() -> None:
 @pytest.mark.parametrize(
     ("model", "data", "words"),
     [
-        (nn.Linear(3, 2), [(torch.zeros(4, 3), 0)], "the network has no BatchNorm layer with running statistics"),
+        (nn.Linear(3, 2), [(torch.zeros(4, 3), 0)], "The network has no BatchNorm layer with running statistics"),
         (
             nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, track_running_stats=False)),
             [(torch.zeros(4, 3), 0)],
-            "the network has no BatchNorm layer with running statistics",
+            "The network has no BatchNorm layer with running statistics",
         ),
         (net(), [], "The data for the statistics holds no samples"),
         (net(), batches(4, 1), "A batch gives the layer '6' one value per channel, which has no variance"),

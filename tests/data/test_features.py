@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from captured import capture
 from torch import Tensor, nn
 
 import intertwine
 from intertwine.data.batches import Fingerprint, Hasher, calls
 from intertwine.data.features import Features, features
-from intertwine.data.layers import capture, layer_paths, modules_of
+from intertwine.data.layers import layer_paths, modules_of
 from intertwine.data.layouts import arrange, arrange_pair, check_layout, layout_of, resized
 from intertwine.errors import InputError, MismatchError
 
@@ -230,7 +231,7 @@ def test_one_number_for_all_samples_is_no_feature() -> None:
     for layers in (["loss"], ["first", "loss"]):
         with refused(InputError, "The layer 'loss' gives one number for all samples together"):
             intertwine.features(model, data, layers)
-    with refused(InputError, "A layout was given for 'loss', which is not captured"):
+    with refused(InputError, "A layout is given for 'loss', which is not captured"):
         intertwine.features(model, data, layouts={"loss": "n"})
     with refused(InputError, "one number for all samples together"):
         check_layout(torch.tensor(1.0))
@@ -338,8 +339,8 @@ def test_patterns(layers: Any, expected: list[str]) -> None:
             "layer1.0.relu",
             ["'layer1.0.relu'", "no module of that path", "Did you mean .*layer1.0.relu1", "named_modules"],
         ),
-        ("stage*", ["'stage\\*'", "no module of the model fits it", "one step of a path"]),
-        ("fc@0", ["'fc@0'", "counted from 1"]),
+        ("stage*", ["'stage\\*'", "no module of the model matches it", "one step of a path"]),
+        ("fc@0", ["Calls are counted from 1", "'fc@0'"]),
         ("fc@2", ["'fc@2'", "called that module once", "call 1 or less"]),
         ([], ["layers must be module paths", "\\[\\]"]),
     ],
@@ -351,9 +352,9 @@ def test_paths_that_are_refused(layers: Any, words: list[str]) -> None:
 
 
 def test_a_layer_that_is_not_reached() -> None:
-    with refused(InputError, "'unused' was asked for", "did not call that module", "ask for the module above"):
+    with refused(InputError, "'unused' has no features", "did not call that module", "name the module above"):
         intertwine.features(Twice(), batches(3), ["fc1", "unused"])
-    with refused(InputError, "No layer that was asked for has features", "unused: the forward did not call"):
+    with refused(InputError, "None of the layers has features", "unused: the forward did not call"):
         intertwine.features(Twice(), batches(3), ["unus*"])
 
 
@@ -477,7 +478,7 @@ def test_a_data_loader_is_data() -> None:
         ([(torch.zeros(4, 3),)], ["must be a pair", "tuple of 1"]),
         ([{"x": torch.zeros(4, 3)}], ["must be a pair", "found dict"]),
         ([("text", None)], ["inputs of a batch must be a tensor", "found str"]),
-        ([(({"a": 1},), None)], ["hold no tensor with an axis of samples", "arrays into tensors"]),
+        ([(({"a": 1},), None)], ["hold no tensor with a sample axis", "arrays into tensors"]),
         ([], ["holds no samples", "at least one batch"]),
         ([(torch.zeros(0, 3), None)], ["holds no samples"]),
         (iter([]), ["holds no samples", "a generator can be used only once"]),
@@ -511,7 +512,8 @@ def test_empty_batches_are_passed_over() -> None:
 
 def fingerprint(data: Batches) -> Fingerprint:
     hasher = Hasher()
-    assert len(list(hasher.watch(calls(data)))) == len(data)
+    for call in calls(data):
+        hasher.add(call)
     return hasher.fingerprint
 
 
@@ -662,10 +664,10 @@ def test_pairs_that_do_not_match(shapes: Any, layouts: Any, words: list[str]) ->
     [
         ((2, 3), "chanels", None, ["'chanels'", "Did you mean 'channels", "structured"]),
         ((2, 3, 4, 4), "tokens", None, ["no axis of tokens", '"channels"', "letter t"]),
-        ((2, 3), "pool", "ncp", ["'ncp' was given for a tensor \\(2, 3\\)", "one letter per axis"]),
+        ((2, 3), "pool", "ncp", ["'ncp' does not fit a tensor \\(2, 3\\)", "one letter per axis"]),
         ((2, 3), "pool", "cc", ["'cc'", "n samples \\(once\\)"]),
         ((2, 3), "pool", "nx", ["'nx'", "one letter per axis"]),
-        ((2,) * 6, "pool", None, ["6 axes, for which no layout is usual"]),
+        ((2,) * 6, "pool", None, ["6 axes and no default layout"]),
     ],
 )
 def test_arrangements_that_are_refused(shape: Any, policy: str, layout: Any, words: list[str]) -> None:
@@ -674,7 +676,7 @@ def test_arrangements_that_are_refused(shape: Any, policy: str, layout: Any, wor
 
 
 def test_whole_numbers_are_no_features() -> None:
-    with refused(InputError, "A layer of int64 numbers \\(2, 3\\)", "must hold floats"):
+    with refused(InputError, "A layer \\(2, 3\\) of dtype int64", "must hold floats"):
         arrange(torch.zeros(2, 3, dtype=torch.int64))
 
 
@@ -773,13 +775,13 @@ def test_features_are_readable() -> None:
 
 def test_what_features_refuse() -> None:
     found = small()
-    with refused(InputError, "'0' was asked for", "streamed", "collect"):
+    with refused(InputError, "streamed", "no tensor of '0'", "collect"):
         found["0"]
-    with refused(InputError, "'00' was asked for", "do not hold it", "Did you mean '0"):
+    with refused(InputError, "do not hold the layer '00'", "Did you mean '0"):
         found.collect()["00"]
-    with refused(InputError, "'0' was asked for under 'flatten'", "collected under 'pool'"):
+    with refused(InputError, "'0' was collected under the policy 'pool'", "no view under 'flatten'"):
         found.collect("pool").view("0", "flatten")
-    with refused(InputError, "layout was given for '77', which is not captured"):
+    with refused(InputError, "layout is given for '77', which is not captured"):
         intertwine.features(nn.Sequential(nn.ReLU()), batches(3), layouts={"77": "nc"})
 
 
@@ -803,7 +805,7 @@ def test_a_layer_without_an_axis_of_samples() -> None:
 
     with refused(InputError, "'fc' gives a tensor \\(8, 3\\) for 2 samples", "layouts="):
         intertwine.features(Windows(), batches(12), "fc")
-    with refused(InputError, "No layer that was asked for has features", "\\(8, 3\\) for 2 samples"):
+    with refused(InputError, "None of the layers has features", "\\(8, 3\\) for 2 samples"):
         intertwine.features(Windows(), batches(12))
 
 

@@ -9,7 +9,15 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.colors import to_rgb
 
-from intertwine.figures import MIDDLE, ink_on, legend_below, name_ticks, new_figure, wrapped_title, write_cells
+from intertwine.figures import (
+    MIDDLE_LUMINANCE,
+    ink_on,
+    legend_below,
+    name_ticks,
+    new_figure,
+    wrapped_title,
+    write_cells,
+)
 from intertwine.lab.papers.experiments import read_result
 from intertwine.lab.papers.plan import experiment_kind
 
@@ -115,8 +123,8 @@ def test_names_under_an_axis_do_not_touch() -> None:
 def test_ink_is_black_on_pale_and_white_on_dark_and_cells_without_a_value_are_empty() -> None:
     assert [ink_on((grey, grey, grey)) for grey in (0.0, 0.3, 0.6, 1.0)] == ["white", "white", "black", "black"]
     assert contrast((0.0,) * 3, (1.0,) * 3) == pytest.approx(21)
-    middle = (MIDDLE + 0.05) / 0.05  # where both inks are read as well
-    assert middle == pytest.approx(1.05 / (MIDDLE + 0.05), rel=0.01)
+    middle = (MIDDLE_LUMINANCE + 0.05) / 0.05  # where both inks are read as well
+    assert middle == pytest.approx(1.05 / (MIDDLE_LUMINANCE + 0.05), rel=0.01)
     axes = new_figure(2, 2).subplots()
     axes.imshow([[0.5, float("nan")]], vmin=0, vmax=1)
     write_cells(axes, "{:.1f}")

@@ -123,7 +123,7 @@ def test_what_cannot_be_masked_is_refused() -> None:
     with pytest.raises(MismatchError, match=re.escape("3 samples × 7 tokens, but a layer has 3 × 4: which of its tok")):
         it.features(model, data, ["short"]).collect("tokens")
     for policy in ("flatten", "structured"):
-        with pytest.raises(InputError, match=f"policy '{policy}' has a place for every token"):
+        with pytest.raises(InputError, match=f"policy '{policy}' would compare it: it has an entry for every token"):
             it.features(model, data, ["mix"]).collect(policy)
     with pytest.raises(InputError, match='such as relu_cka, need "pool" here'):
         it.compare(model, model, data, ["mix"], ["relu_cka"], "tokens")

@@ -114,9 +114,9 @@ def test_degenerate_and_wrong_input() -> None:
     x, y = pair(0)
     found = calibrate(x, torch.ones_like(y))
     assert repr(found) == "Calibrated(linear_cka: degenerate, y is constant: no feature varies over the samples)"
-    with pytest.raises(InputError, match="interval='t' was asked for; it is one of half-samples, bootstrap"):
+    with pytest.raises(InputError, match="Unknown interval 't'. Choose one of: half-samples, bootstrap"):
         calibrate(x, y, interval="t")
-    with pytest.raises(InputError, match="draws=0 and resamples=200 were asked for"):
+    with pytest.raises(InputError, match="draws must be at least 1 and resamples at least 2, but are 0 and 200"):
         calibrate(x, y, draws=0)
     with pytest.raises(MismatchError, match="x has 40 and y 39"):
         calibrate(x, y[1:])

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from captured import capture
 from networks import Net, prove
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from intertwine.connect.repair import repair
 from intertwine.data.batches import labelled_batches
 from intertwine.data.batchnorm import reset_statistics
 from intertwine.data.evaluate import _fitting
-from intertwine.data.layers import capture
 from intertwine.data.weights import path_between
 from intertwine.errors import CaptureError, InputError, MismatchError
 from intertwine.inspect.rotation_penalty import rotation_penalty

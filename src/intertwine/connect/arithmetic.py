@@ -15,19 +15,12 @@ from torch import Tensor, nn
 from intertwine.align.align import Alignment
 from intertwine.argument_types import finite_float
 from intertwine.data.batchnorm import reset_statistics
-from intertwine.data.weights import (
-    entrywise_mean,
-    mean_network,
-    path_between,
-)
+from intertwine.data.weights import entrywise_mean, first_difference, mean_network, path_between
 from intertwine.errors import InputError, MismatchError
 from intertwine.graph.model import copy_module, empty_caches
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.geometry import act
 from intertwine.symmetry.symmetry import Symmetry
-
-# ----------------------------------------------------------------------------------------------------
-# `average`: the mean of checkpoints of one run, which share their basis and need no alignment.
 
 
 @overload
@@ -41,17 +34,17 @@ def average(models: Iterable[Mapping[str, Tensor]], data: None = None) -> dict[s
 def average(
     models: Iterable[nn.Module] | Iterable[Mapping[str, Tensor]], data: Any = None
 ) -> nn.Module | dict[str, Tensor]:
-    """The entrywise mean (1/n) Σᵢ θᵢ of checkpoints of one run, as stochastic weight averaging takes it.
+    """The entrywise mean (1/n) Σᵢ θᵢ of checkpoints of one run, as in stochastic weight averaging.
 
     Nothing is aligned: checkpoints of one run share their basis. They are read one after the other, so a generator that
-    loads one at a time will do.
+    loads one at a time works.
 
     Args:
-        models: networks, or state dicts. data: batches of (inputs, targets) on which BatchNorm statistics are estimated
-            again, for networks; without, the statistics are averaged like everything else, which misleads.
+        models: networks, or state dicts. data: batches of (inputs, targets) on which BatchNorm statistics are
+            re-estimated, for networks; without, the statistics are averaged like everything else and do not fit.
 
     Returns:
-        A new network, or a state dict where state dicts were given.
+        A new network, or a state dict for state dicts.
 
     Example:
         >>> import torch
@@ -63,27 +56,18 @@ def average(
     given = iter(models)
     first = next(given, None)
     if first is None:
-        raise InputError("There is nothing to average: no network was given. Pass at least one.")
+        raise InputError("There is nothing to average: no network is given. Pass at least one.")
     everything: Iterator[Any] = chain([first], given)
     if not isinstance(first, nn.Module):
         if data is not None:
-            raise InputError(
-                "Statistics were to be estimated on data, but state dicts cannot be run. Pass networks instead."
-            )
+            raise InputError("State dicts cannot run on data to re-estimate statistics. Pass networks instead.")
         return entrywise_mean(everything)
     mean = mean_network(everything)
     return mean if data is None else reset_statistics(mean, data)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Task vectors: what fine-tuning changed in a network, carried into the basis of another one.
-#
-# Two networks of one orbit, or two that were aligned, hold the same features in different orders and scales. A change of
-# the weights of b means nothing in a until the element that takes b to a has moved it.
-
-
 def task_vector(tuned: nn.Module, base: nn.Module) -> dict[str, Tensor]:
-    """What fine-tuning changed: tuned − base, for every tensor of numbers of the state; counters are left out.
+    """What fine-tuning changed: tuned − base, for every float tensor of the state; counters are left out.
 
     Example:
         >>> import torch
@@ -93,32 +77,31 @@ def task_vector(tuned: nn.Module, base: nn.Module) -> dict[str, Tensor]:
         0.0
     """
     first, second = tuned.state_dict(), base.state_dict()
-    for name in [*first, *second]:
-        shapes = [tuple(s[name].shape) if name in s else None for s in (first, second)]
-        if shapes[0] != shapes[1]:
-            words = ["does not exist" if s is None else f"has shape {s}" for s in shapes]
-            raise MismatchError(
-                f"The two networks differ: {name!r} {words[0]} in the tuned one and {words[1]} in its base. A task "
-                "vector is the difference of two states of one network."
-            )
+    if found := first_difference(first, second, lambda x: f"has shape {tuple(x.shape)}"):
+        name, one, other = found
+        raise MismatchError(
+            f"The two networks differ: {name!r} {one} in the tuned one and {other} in its base. A task vector is the "
+            "difference of two states of one network."
+        )
     return {n: x - second[n].to(x.device) for n, x in first.items() if x.is_floating_point() or x.is_complex()}
 
 
 def transport(
     delta: Mapping[str, Tensor], moved_by: Element | Alignment, symmetry: Symmetry | None = None
 ) -> dict[str, Tensor]:
-    """A change of the weights of b, in the basis of a.
+    """A change of the weights of b, carried into the basis of a.
 
-    With g the element that takes b to a, this is g·(b + delta) − g·b. Every element acts linearly on weights, so b
-    itself is not needed; on a running variance v, which moves as (v + eps), only the eps drops out.
+    A change of the weights of b has no meaning in a until the element g that takes b to a has moved it. The result is
+    g·(b + delta) − g·b. Every element acts linearly on weights, so b itself is not needed; on a running variance v,
+    which moves as (v + eps), only the eps drops out.
 
     Args:
         delta: names and changes, as `task_vector` gives them; any subset of the state. moved_by: the element that takes
             b to a, or the alignment `intertwine.align(a, b, …)`. symmetry: of the element; an alignment has its own.
 
     Raises:
-        InputError: an element without its symmetry, or a symmetry that first folds norm weights away. MismatchError: an
-        element of another symmetry, or tensors of other shapes.
+        InputError: an element without its symmetry, or a symmetry that first folds norm weights into later layers.
+        MismatchError: an element of another symmetry, or tensors of other shapes.
 
     Example:
         >>> import torch, intertwine
@@ -135,13 +118,14 @@ def transport(
     found = moved_by.symmetry if isinstance(moved_by, Alignment) else symmetry
     if found is None:
         raise InputError(
-            "An element alone does not say where it acts. Pass its symmetry too: transport(delta, g, sym)."
+            "An element needs its symmetry, which knows where it acts. Pass it too: transport(delta, g, sym)."
         )
     found._check_element(element)
     if found.geometry.diagonals:
         raise InputError(
-            f"This symmetry first folds {found.geometry.diagonals[0]!r} into what reads it, which no change of the "
-            "weights alone can follow. Use the symmetry without continuous=True, or fold both networks before tuning."
+            f"This symmetry first folds {found.geometry.diagonals[0]!r} into the layers that read it, so a change of "
+            "the weights cannot be moved. Use the symmetry without continuous=True, or fold both networks before "
+            "tuning."
         )
     tied = found.geometry.graph.program.tied
     carried = {}
@@ -149,7 +133,7 @@ def transport(
         layout = found.layouts.get(tied.get(name, name))
         if layout is not None and tuple(change.shape) != layout.shape:
             raise MismatchError(
-                f"The change of {name!r} has shape {tuple(change.shape)}, but the symmetry knows it with shape "
+                f"The change of {name!r} has shape {tuple(change.shape)}, but in the symmetry it has shape "
                 f"{layout.shape}. Pass the task vector of a network of this architecture."
             )
         carried[name] = change if layout is None else act(replace(layout, shift=0.0), change, element)
@@ -168,16 +152,15 @@ def add(model: nn.Module, delta: Mapping[str, Tensor], scale: float | int = 1.0)
     """
     changed = copy_module(model)
     tensors = changed.state_dict(keep_vars=True)
-    for name in delta:
-        if name not in tensors:
-            raise MismatchError(
-                f"The task vector changes {name!r}, which the network does not have. Pass one of its own."
-            )
+    if unknown := [name for name in delta if name not in tensors]:
+        raise MismatchError(
+            f"The task vector changes {unknown[0]!r}, which the network does not have. Pass one of its own."
+        )
     written: set[int] = set()
     with torch.no_grad():
         for name, change in delta.items():
             tensor = tensors[name]
-            if tensor.data_ptr() not in written:  # a tied weight stands under several names, and is changed once
+            if tensor.data_ptr() not in written:  # a tied weight has several names and is changed once
                 tensor.add_(change.to(tensor.device), alpha=scale)
                 written.add(tensor.data_ptr())
     empty_caches(changed)
@@ -187,12 +170,12 @@ def add(model: nn.Module, delta: Mapping[str, Tensor], scale: float | int = 1.0)
 def interpolate(a: nn.Module, b: nn.Module, t: SupportsFloat) -> nn.Module:
     """A new network with the weights (1 − t)·a + t·b.
 
-    Parameters and buffers that are real or complex numbers are mixed, running statistics of BatchNorm included: the
-    mixed running variance is not the variance of the mixed network, see `intertwine.data.batchnorm`. Whole numbers
-    and masks come from a. Weights that are tied in a stay tied.
+    Parameters and buffers of real or complex numbers are mixed, running statistics of BatchNorm included: the mixed
+    running variance is not the variance of the mixed network, see `intertwine.data.batchnorm`. Integers and masks come
+    from a. Weights that are tied in a stay tied.
 
     Args:
-        a, b: two networks of one architecture; neither is changed. t: where on the line; 0 is a, 1 is b.
+        a, b: two networks of one architecture; neither is changed. t: the position on the line; 0 is a, 1 is b.
 
     Raises:
         MismatchError: the networks differ in more than the values of their weights. InputError: t is not a number.

@@ -1,4 +1,4 @@
-"""`barrier`: how much worse the networks between two networks are than the two themselves."""
+"""`barrier`: loss and error along the straight line between two networks, and how far they rise above both ends."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Barrier:
-    """What `barrier` found.
+    """The result of `barrier`.
 
     Attributes:
-        ts: the points, 0 is the first network and 1 the second. loss: the mean loss at each.
-        error: the fraction of wrong answers at each; None where the targets are no classes.
-        data: fingerprint of the data the loss was taken on. reset_data: of the data for the statistics, where given.
-        without_reset: the same line with mixed instead of estimated statistics, where statistics were reset.
-        with_scales: the same line with scales corrected without data, where that was asked for.
+        ts: the points; 0 is the first network and 1 the second. loss: the mean loss at each.
+        error: the fraction of wrong answers at each; None if the targets are not classes.
+        data: fingerprint of the data. reset_data: of the data for the statistics, if any.
+        without_reset: the same line with mixed instead of re-estimated statistics, if statistics are reset.
+        with_scales: the same line with scales corrected without data, if `scales=True`.
     """
 
     ts: tuple[float, ...]
@@ -49,7 +49,7 @@ class Barrier:
     def loss_barrier(self) -> float:
         """max over t of L(t) − ((1 − t)·L(0) + t·L(1)).
 
-        Over the points between: at the ends it is 0 by definition, and would hide a line that lies below throughout.
+        The ends are left out: they are 0 by definition and would hide a line that lies below throughout.
         """
         return max(self.excess(self.loss)[1:-1])
 
@@ -60,17 +60,17 @@ class Barrier:
 
     @property
     def worst(self) -> float:
-        """The t between the ends at which the loss is highest above the line between the ends."""
+        """The t between the ends at which the loss rises most above the line between the ends."""
         between = self.excess(self.loss)[1:-1]
         return self.ts[1 + between.index(max(between))]
 
     def excess(self, values: Sequence[float]) -> tuple[float, ...]:
-        """How far each value lies above the straight line between the first and the last; below is negative."""
+        """How far each value lies above the straight line from the first to the last; negative below it."""
         first, last = values[0], values[-1]
         return tuple(value - ((1 - t) * first + t * last) for t, value in zip(self.ts, values, strict=True))
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row per point, as plain data; with statistics reset, the values without reset stand beside."""
+        """One row per point, as plain data; with columns for the lines without reset and with scales, if any."""
         columns = self._columns()
         return [
             {"t": t} | {name: values[i] if values is not None else None for name, values in columns.items()}
@@ -96,7 +96,7 @@ class Barrier:
         }
 
     def plot(self) -> Figure:
-        """The loss, and the error where there is one, along the line."""
+        """The loss, and the error if there is one, along the line."""
         kinds = ["loss"] if self.error is None else ["loss", "error"]
         figure = new_figure(4.2 * len(kinds), 3.2)
         for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
@@ -110,15 +110,15 @@ class Barrier:
         return figure
 
     def __repr__(self) -> str:
-        found = [f"{len(self.ts)} points on {self.data.samples:,} samples", self._words()]
+        found = [f"{len(self.ts)} points on {self.data.samples:,} samples", self._summary()]
         if self.without_reset is not None and self.reset_data is not None:
             found[1] += f" with statistics reset on {self.reset_data.samples:,} samples"
-            found.append(f"without reset {self.without_reset._words()}")
+            found.append(f"without reset {self.without_reset._summary()}")
         if self.with_scales is not None:
-            found.append(f"with scales corrected {self.with_scales._words()}")
+            found.append(f"with scales corrected {self.with_scales._summary()}")
         return f"Barrier({'; '.join(found)})"
 
-    def _words(self) -> str:
+    def _summary(self) -> str:
         error = "" if self.error_barrier is None else f", error barrier {self.error_barrier:.4f}"
         return f"loss barrier {self.loss_barrier:.4g} at t = {self.worst:.3g}{error}"
 
@@ -130,12 +130,11 @@ class Barrier:
         return "mixed statistics" if column.endswith("without_reset") else "statistics reset"
 
     def _columns(self) -> dict[str, tuple[float, ...] | None]:
-        columns = {"loss": self.loss, "error": self.error}
-        if self.without_reset is not None:
-            plain = self.without_reset
-            columns |= {"loss_without_reset": plain.loss, "error_without_reset": plain.error}
-        if self.with_scales is not None:
-            columns |= {"loss_with_scales": self.with_scales.loss, "error_with_scales": self.with_scales.error}
+        lines = {"": self, "_without_reset": self.without_reset, "_with_scales": self.with_scales}
+        columns: dict[str, tuple[float, ...] | None] = {}
+        for suffix, line in lines.items():
+            if line is not None:
+                columns |= {f"loss{suffix}": line.loss, f"error{suffix}": line.error}
         return columns
 
 
@@ -155,12 +154,12 @@ def barrier(
     Args:
         a, b: two networks of one architecture; neither is changed. They are evaluated in evaluation mode.
         data: batches of (inputs, targets), read once.
-        points: how many networks to evaluate, both ends included; an odd number has the middle among them.
-        reset_statistics: batches on which BatchNorm statistics are estimated again, at every point and both ends. The
+        points: how many networks to evaluate, both ends included; an odd number includes the middle.
+        reset_statistics: batches on which BatchNorm statistics are re-estimated, at every point and both ends. The
             result then also holds the line without: the two are different experiments.
-        scales: also take the line with scales corrected without data (`intertwine.connect.repair`).
-        loss: a function of (outputs, targets) that gives one number, or one per sample. Cross-entropy where None, with
-            classes on the second axis as torch has them, or on the last.
+        scales: also evaluate the line with scales corrected without data (`intertwine.connect.repair`).
+        loss: a function of (outputs, targets) that returns one number, or one per sample. Cross-entropy if None, with
+            classes on the second axis, as in torch, or on the last.
         memory: GiB of weights and features for points that run at once, on a GPU.
 
     Returns:
@@ -179,30 +178,30 @@ def barrier(
         True
     """
     if isinstance(points, bool) or not isinstance(points, Integral) or points < 3:
-        raise InputError(f"points must be at least 3: both ends and something between; found {points!r}.")
+        raise InputError(f"points must be at least 3, both ends and one between, but is {points!r}.")
     if finite_float(memory) is None or memory < 0:
-        raise InputError(f"memory={memory!r} was given. It is in GiB, 0 or more; at 0 points run one after another.")
+        raise InputError(
+            f"memory must be a number of GiB, at least 0, but is {memory!r}; at 0 points run one after another."
+        )
     path = path_between(a, b, torch.linspace(0, 1, points, dtype=torch.float64).tolist())
     lines, reset_data = {"plain": path}, None
     if scales:
-        first, data = first_batch(data)
+        first, data = _first_batch(data)
         lines["scales"] = corrected_along(path, a, b, on_device_of(next(calls([first])), a))
     if reset_statistics is not None:
         lines["reset"], reset_data = reset_statistics_along(path, reset_statistics)
     scores = dict(zip(lines, evaluate(list(lines.values()), data, loss, memory), strict=True))
     made = {name: Barrier(path.ts, x.loss, x.error, x.data) for name, x in scores.items()}
-    if "reset" not in made:
-        return replace(made["plain"], with_scales=made.get("scales"))
-    return replace(
-        made["reset"], reset_data=reset_data, without_reset=made["plain"], with_scales=made.get("scales")
-    )  # fmt: skip
+    if "reset" in made:
+        made["plain"] = replace(made["reset"], reset_data=reset_data, without_reset=made["plain"])
+    return replace(made["plain"], with_scales=made.get("scales"))
 
 
-def first_batch(data: Any) -> tuple[Any, Any]:
-    """The first batch, and data that still has it, also where it can be read only once."""
+def _first_batch(data: Any) -> tuple[Any, Any]:
+    """The first batch, and data that still has it, even if it can be read only once."""
     check_batches(data)
     walk = iter(data)
     first = next(walk, None)
     if first is None:
-        raise InputError("There is no data: the first batch was asked for, and there is none.")
+        raise InputError("The data is empty: there is no first batch. Pass at least one batch (inputs, targets).")
     return first, chain([first], walk) if walk is data else data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Connectivity:
-    """What `connectivity` found. `skipped` names the layers without features, with the reason.
+    """The result of `connectivity`. `skipped` names the layers without features, with the reason.
 
-    `reset_data` is the fingerprint of the data on which BatchNorm statistics were estimated, where they were.
+    `reset_data` is the fingerprint of the data for BatchNorm statistics, if they were re-estimated.
     """
 
     alphas: tuple[float, ...]
@@ -42,8 +42,20 @@ class Connectivity:
         raise InputError(f"There is no layer {layer!r} here. Layers: {', '.join(x.layer for x in self.layers)}.")
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row per layer and α, as plain data; None where a layer has no such figure."""
-        return [row for layer in self.layers for row in _rows(layer)]
+        """One row per layer and α, as plain data; None if a layer has no such value."""
+        rows = []
+        for layer in self.layers:
+            shared = layer.commutativity or Commutativity(None, None, None)
+            for i, one in enumerate(layer.llfc):
+                extra = layer.additivity[i] if layer.additivity else None
+                rows.append({
+                    "layer": layer.layer, "kind": layer.kind, "alpha": one.alpha, "llfc": one.distance, "c": one.c,
+                    "c_mean": one.c_mean, "c_std": one.c_std, "baseline": layer.baseline,
+                    "additivity": extra and extra.distance, "additivity_residual": extra and extra.residual,
+                    "sign_agreement": layer.sign_agreement, "commutativity": shared.residual,
+                    "weights_apart": shared.weights, "inputs_apart": shared.inputs, "notes": "; ".join(layer.notes),
+                })  # fmt: skip
+        return rows
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
@@ -63,12 +75,17 @@ class Connectivity:
         """Left: 1 − cos per layer, one line per α, and between the networks. Right: the two conditions."""
         figure = new_figure(10, 3.6)
         left, right = figure.subplots(1, 2)
+
+        def line(axes: Any, values: Sequence[float | None], label: str, style: str) -> None:
+            known = {i: value for i, value in enumerate(values) if value is not None}
+            axes.plot(list(known), list(known.values()), style, label=label, markersize=3)
+
         for i, alpha in enumerate(self.alphas):
-            _line(left, [layer.llfc[i].distance for layer in self.layers], f"mix, α = {alpha:g}", "o-")
-        _line(left, [layer.baseline for layer in self.layers], "the two networks", "k--")
+            line(left, [layer.llfc[i].distance for layer in self.layers], f"mix, α = {alpha:g}", "o-")
+        line(left, [layer.baseline for layer in self.layers], "the two networks", "k--")
         together = [layer.commutativity for layer in self.layers]
-        _line(right, [x.residual if x else None for x in together], "(W_A − W_B)(H_A − H_B), relative", "s-")
-        _line(right, [layer.sign_agreement for layer in self.layers], "same sign before activations", "^-")
+        line(right, [x.residual if x else None for x in together], "(W_A − W_B)(H_A − H_B), relative", "s-")
+        line(right, [layer.sign_agreement for layer in self.layers], "same sign before activations", "^-")
         left.set_title(f"1 − cos of features, {self.data.samples:,} samples", fontsize=9)
         right.set_title("commutativity and sign agreement", fontsize=9)
         for axes in (left, right):
@@ -80,37 +97,14 @@ class Connectivity:
         reset = "" if self.reset_data is None else f", statistics reset on {self.reset_data.samples:,}"
         head = f"Connectivity({len(self.layers)} layers, α = {', '.join(f'{x:g}' for x in self.alphas)}; 1 − cos"
         head += f" of features, largest over α; {self.data.samples:,} samples{reset})"
-        columns = ["layer", "kind", "mix", "networks", "same sign", "commutativity"]
-        cells = [columns, *([*map(str, _cells(layer))] for layer in self.layers)]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+        cells = [["layer", "kind", "mix", "networks", "same sign", "commutativity"]]
+        for layer in self.layers:
+            residual = layer.commutativity.residual if layer.commutativity else None
+            values = (layer.distance, layer.baseline, layer.sign_agreement, residual)
+            cells.append([layer.layer or "(model)", layer.kind, *("" if v is None else f"{v:.3g}" for v in values)])
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  " + "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in cells]
         return "\n".join([head, *lines, *(f"  {x.layer}: {note}" for x in self.layers for note in x.notes)])
-
-
-def _cells(layer: LayerConnectivity) -> Iterator[str]:
-    yield from (layer.layer or "(model)", layer.kind)
-    residual = layer.commutativity.residual if layer.commutativity else None
-    for value in (layer.distance, layer.baseline, layer.sign_agreement, residual):
-        yield "" if value is None else f"{value:.3g}"
-
-
-def _rows(layer: LayerConnectivity) -> Iterator[dict[str, Any]]:
-    shared = layer.commutativity or Commutativity(None, None, None)
-    for i, one in enumerate(layer.llfc):
-        extra = layer.additivity[i] if layer.additivity else None
-        yield {
-            "layer": layer.layer, "kind": layer.kind, "alpha": one.alpha,
-            "llfc": one.distance, "c": one.c, "c_mean": one.c_mean, "c_std": one.c_std, "baseline": layer.baseline,
-            "additivity": extra and extra.distance, "additivity_residual": extra and extra.residual,
-            "sign_agreement": layer.sign_agreement, "commutativity": shared.residual,
-            "weights_apart": shared.weights, "inputs_apart": shared.inputs, "notes": "; ".join(layer.notes),
-        }  # fmt: skip
-
-
-def _line(axes: Any, values: Sequence[float | None], label: str, style: str) -> None:
-    """Joins the layers that have a value; the others are left out."""
-    known = [(i, value) for i, value in enumerate(values) if value is not None]
-    axes.plot([i for i, _ in known], [value for _, value in known], style, label=label, markersize=3)
 
 
 def connectivity(
@@ -124,17 +118,17 @@ def connectivity(
 ) -> Connectivity:
     """Layer by layer: is the feature of the mix α·a + (1 − α)·b the mix of the features of a and b?
 
-    Where it is, up to a positive factor, at the last layer, the mix makes no error that neither a nor b makes. It
-    follows, with the factor 1, from two conditions that are measured as well: weak additivity at every activation and
-    commutativity at every linear layer. Activations that are no modules (`torch.relu` in a forward) are not seen.
+    If it is, up to a positive factor, at the last layer, the mix makes no error that neither a nor b makes. It follows,
+    with the factor 1, from two conditions that are measured as well: weak additivity at every activation and
+    commutativity at every linear layer. Activations that are not modules (`torch.relu` in a forward) are not found.
 
     Args:
         a, b: two networks of one architecture; neither is changed. They run in evaluation mode.
         data: batches of (inputs, targets), read once; memory holds the features of one batch. Padding counts.
         alphas: the weights of a in the mix, or one of them; `interpolate(a, b, t)` has t = 1 − α.
-        layers: module paths and patterns as `intertwine.features` reads them. None: every layer that holds weights and
-            every elementwise activation.
-        reset_statistics: batches on which BatchNorm statistics are estimated again, for both ends and every mix.
+        layers: module paths and patterns, as in `intertwine.features`. None: every layer that holds weights and every
+            elementwise activation.
+        reset_statistics: batches on which BatchNorm statistics are re-estimated, for both ends and every mix.
 
     Returns:
         A `Connectivity`: one `LayerConnectivity` per layer, `.to_rows()`, `.plot()`. Samples whose features are zero
@@ -151,20 +145,6 @@ def connectivity(
         >>> [layer.distance < 1e-6 for layer in found.layers], found["1"].sign_agreement
         ([True, True, True], 1.0)
     """
-    weights = _checked(alphas)
-    path, reset_data = path_between(a, b, [0.0, 1.0, *(1 - alpha for alpha in weights)]), None
-    if reset_statistics is not None:
-        path, reset_data = reset_statistics_along(path, reset_statistics)
-    walk = LayerwisePass([lambda i=i: path.network(i) for i in range(len(path.ts))], data, layers)
-    meters = LayerMeters(a, b, weights)
-    for visit in walk:
-        meters.ends(visit)
-        for i in range(len(weights)):
-            meters.between(i, visit, visit.between(i))
-    return Connectivity(weights, meters.results(), walk.hasher.fingerprint, reset_data, walk.skipped)
-
-
-def _checked(alphas: Any) -> tuple[float, ...]:
     given = [alphas] if finite_float(alphas) is not None or not isinstance(alphas, Iterable) else list(alphas)
     weights = tuple(number for number in map(finite_float, given) if number is not None and 0 < number < 1)
     if not weights or len(weights) < len(given) or len(set(weights)) < len(weights):
@@ -172,4 +152,13 @@ def _checked(alphas: Any) -> tuple[float, ...]:
             "alphas are the weights of the first network in the mix, each once and strictly between 0 and 1; found "
             f"{given}."
         )
-    return weights
+    path, reset_data = path_between(a, b, [0.0, 1.0, *(1 - alpha for alpha in weights)]), None
+    if reset_statistics is not None:
+        path, reset_data = reset_statistics_along(path, reset_statistics)
+    passes = LayerwisePass([lambda i=i: path.network(i) for i in range(len(path.ts))], data, layers)
+    meters = LayerMeters(a, b, weights)
+    for pair in passes:
+        meters.add_ends(pair)
+        for i in range(len(weights)):
+            meters.add_between(i, pair, pair.between(i))
+    return Connectivity(weights, meters.results(), passes.hasher.fingerprint, reset_data, passes.skipped)

@@ -25,29 +25,36 @@ from intertwine.lazy import data_frame
 from intertwine.symmetry.geometry import wire_axes
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# How healthy the layers of a mixed network are: what varies, and whether the units of both ends belong together.
-
-
 WIDEST = 1024  # units; for wider layers only unit i is compared with unit i, not every unit with every other
-HALF = 0.5  # a unit that keeps less of its variance than this has collapsed
-CONSTANT = 1e-12  # of its own size: a unit that varies less does not vary
+CONSTANT = 1e-12  # of its own size: a unit that varies less is constant
+
+# Thresholds of findings. All figures are reported, whatever these are.
+WEAK_END = 0.1  # difference in accuracy of the two ends
+LOST = 0.02  # of accuracy, below the line between the ends
+MISORDERED = 0.25  # of correlation that a better order of units would gain
+UNLIKE = 0.5  # mean correlation of units in their best order
+UNFIT = 1.5  # factor by which a BatchNorm layer divides wrongly
+COLLAPSED = 0.5  # of the variance of the ends
+BROKEN = 0.02  # 1 − cos between the feature of the mix and the mix of the features
 
 Units = Float[Tensor, "rows units"]
 
 
+# -- The health of a layer ---------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class LayerHealth:
-    """One layer of a mixed network, beside both ends.
+    """One layer of a mixed network, compared with both ends.
 
     Attributes:
-        variance: of all units of the mix, over the mean of both ends; None where the ends do not vary.
+        variance: of all units of the mix, over the mean of both ends; None if the ends do not vary.
         collapsed: the fraction of units with less than half the variance of the ends.
         matched: the mean correlation of unit i of one end with unit i of the other. possible: the same in the best
-            order of units; None for layers wider than `WIDEST`. Units that never vary are left out of both.
-        dead: how many units never vary, in both ends together.
-        statistics: what a BatchNorm layer of the mix finds in its input, over the variance it divides by, both relative
-            to the same at the ends: 1 where its statistics fit.
+            order of units; None for layers wider than `WIDEST`. Constant units are left out of both.
+        dead: how many units are constant, in both ends together.
+        statistics: of a BatchNorm layer: the variance of its input over the variance it divides by, both relative to
+            the ends: 1 if its statistics fit.
     """
 
     variance: float | None
@@ -60,14 +67,14 @@ class LayerHealth:
 
 @dataclass
 class JointMoments:
-    """Means, variances and the products of units of both ends, joined batch by batch in float64."""
+    """Means, variances and products of the units of both ends, updated batch by batch in float64."""
 
     a: ChannelMoments = field(default_factory=ChannelMoments)
     b: ChannelMoments = field(default_factory=ChannelMoments)
     cross: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     def add(self, a: Units, b: Units) -> None:
-        """Take in the features of the same samples in both networks."""
+        """Add the features of the same samples in both networks."""
         old, new = self.a.count, a.shape[0]
         means = a.mean(0), b.mean(0)
         shifts = means[0] - self.a.mean.to(a.device), means[1] - self.b.mean.to(a.device)
@@ -82,99 +89,76 @@ class JointMoments:
         self.b.join(new, means[1], y.square().sum(0))
 
     def correlations(self) -> tuple[float | None, float | None]:
-        """Of units of the same number; and in the best order, where the layer is not too wide for it."""
-        alive = _alive(self.a), _alive(self.b)
-        both = alive[0] & alive[1]
+        """Of units of the same number; and in the best order, unless the layer is too wide."""
+        varies = _varies(self.a), _varies(self.b)
+        both = varies[0] & varies[1]
         lengths = self.a.squares.sqrt(), self.b.squares.sqrt()
         own = self.cross if self.cross.dim() == 1 else self.cross.diagonal()
         matched = float((own / lengths[0] / lengths[1])[both].mean()) if bool(both.any()) else None
-        if self.cross.dim() == 1 or not (bool(alive[0].any()) and bool(alive[1].any())):
+        if self.cross.dim() == 1 or not (bool(varies[0].any()) and bool(varies[1].any())):
             return matched, None
-        table = (self.cross / lengths[0][:, None] / lengths[1])[alive[0]][:, alive[1]].cpu().numpy()
-        best = table[linear_sum_assignment(table, maximize=True)]
-        return matched, float(np.mean(best))
+        table = (self.cross / lengths[0][:, None] / lengths[1])[varies[0]][:, varies[1]].cpu().numpy()
+        return matched, float(np.mean(table[linear_sum_assignment(table, maximize=True)]))
 
 
-def _alive(moments: ChannelMoments) -> Tensor:
+def _varies(moments: ChannelMoments) -> Tensor:
     """Units that vary by more than rounding."""
     variance = moments.variance()
     return variance > CONSTANT**2 * (variance + moments.mean.square())
 
 
-@dataclass
-class NormVariance:
-    """What a BatchNorm layer divides by in one network, beside the variance it finds."""
-
-    running: Tensor
-    found: ChannelMoments = field(default_factory=ChannelMoments)
-
-    def ratio(self) -> float | None:
-        """Found over divided by, the geometric mean over channels that have both."""
-        found, running = self.found.variance(), self.running.double()
-        known = (found > 0) & (running > 0)
-        return float((found[known] / running[known]).log().mean().exp()) if bool(known.any()) else None
-
-
-@dataclass
 class HealthMeter:
-    """Adds up what `LayerHealth` needs for one layer; `running` are the three running variances of a BatchNorm layer."""
+    """Sums for `LayerHealth` of one layer.
 
-    running: Sequence[Tensor] = ()
-    ends: JointMoments = field(default_factory=JointMoments)
-    mixed: ChannelMoments = field(default_factory=ChannelMoments)
-    divided: tuple[NormVariance, ...] = ()
+    Args:
+        running: the running variances of a BatchNorm layer in both ends and the mix; empty for other layers.
+    """
 
-    def __post_init__(self) -> None:
-        self.divided = tuple(map(NormVariance, self.running))
+    def __init__(self, running: Sequence[Tensor] = ()) -> None:
+        self.ends, self.mixed = JointMoments(), ChannelMoments()
+        self.running, self.inputs = running, [ChannelMoments() for _ in running]
 
     def add(self, a: Units, b: Units, mixed: Units) -> None:
-        """Take in what the layer gives out in both ends and the mix."""
+        """Add the outputs of the layer in both ends and the mix."""
         self.ends.add(a, b)
         self.mixed.add(mixed, channels=1)
 
-    def hear(self, *inputs: Tensor) -> None:
-        """Take in what goes into a BatchNorm layer in both ends and the mix."""
-        for one, x in zip(self.divided, inputs, strict=True):
-            one.found.add(x, channels=1)
+    def add_inputs(self, *inputs: Tensor) -> None:
+        """Add the inputs of a BatchNorm layer in both ends and the mix."""
+        for moments, x in zip(self.inputs, inputs, strict=True):
+            moments.add(x, channels=1)
 
     def result(self) -> LayerHealth:
         wanted = (self.ends.a.variance() + self.ends.b.variance()) / 2
-        found, alive = self.mixed.variance(), (_alive(self.ends.a), _alive(self.ends.b))
+        found, alive = self.mixed.variance(), (_varies(self.ends.a), _varies(self.ends.b))
         varies = alive[0] | alive[1]
         known = bool(varies.any())
         return LayerHealth(
             float(found[varies].sum() / wanted[varies].sum()) if known else None,
-            float((found < HALF * wanted)[varies].double().mean()) if known else None,
+            float((found < COLLAPSED * wanted)[varies].double().mean()) if known else None,
             *self.ends.correlations(),
             int((~alive[0]).sum() + (~alive[1]).sum()),
             self._statistics(),
         )
 
     def _statistics(self) -> float | None:
-        ratios = [one.ratio() for one in self.divided]
-        if not ratios or any(ratio is None for ratio in ratios):
-            return None
-        a, b, mixed = (ratio or 0.0 for ratio in ratios)
-        return mixed / (a * b) ** 0.5
+        """The ratio of found to running variance in the mix, over that of the ends: geometric means over channels."""
+        ratios: list[float] = []
+        for running, moments in zip(self.running, self.inputs, strict=True):
+            found, expected = moments.variance(), running.double()
+            known = (found > 0) & (expected > 0)
+            if not bool(known.any()):
+                return None
+            ratios.append(float((found[known] / expected[known]).log().mean().exp()))
+        return ratios[2] / (ratios[0] * ratios[1]) ** 0.5 if ratios else None
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the figures of a merge mean, in words: findings, and what to do about each.
-
-
-# Where a figure counts as a finding. All figures are reported whatever these say.
-WEAK_END = 0.1  # of accuracy, between the two ends
-LOST = 0.02  # of accuracy, below the line between the ends
-MISORDERED = 0.25  # of correlation, that a better order of units would win
-UNLIKE = 0.5  # mean correlation of units in their best order
-UNFIT = 1.5  # factor by which a BatchNorm layer divides wrongly
-COLLAPSED = 0.5  # of the variance of the ends
-BROKEN = 0.02  # 1 − cos between the feature of the mix and the mix of the features
+# -- Findings ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class MergeFinding:
-    """One thing that is wrong. `figure` is the number behind it; `layers` are those concerned, in their order."""
+    """One problem. `figure` is the number behind it; `layers` are those concerned, in the order of the forward."""
 
     kind: str
     layers: tuple[str, ...]
@@ -185,7 +169,7 @@ class MergeFinding:
 
 @dataclass(frozen=True)
 class MergeFigures:
-    """What findings are made from; see `Diagnosis` for the entries."""
+    """The numbers that findings are derived from; see `Diagnosis` for the fields."""
 
     layers: tuple[LayerConnectivity, ...]
     health: Mapping[str, LayerHealth]
@@ -201,39 +185,29 @@ class MergeFigures:
         words = [f"{x!r} (wire {', '.join(self.wires[x])})" if x in self.wires else repr(x) for x in layers[:most]]
         return ", ".join(words) + (f" and {len(layers) - most} more" if len(layers) > most else "")
 
-    @property
-    def lost(self) -> float | None:
-        """How much the error of the merged network lies above the line between the ends."""
-        if self.error is None:
-            return None
-        a, b, merged = self.error
-        return merged - ((1 - self.t) * a + self.t * b)
 
-
-def find_problems(measured: MergeFigures) -> tuple[MergeFinding, ...]:
-    """What is wrong; what can be mended first."""
+def find_problems(figures: MergeFigures) -> tuple[MergeFinding, ...]:
+    """All problems, what should be fixed first at the top."""
     tests = (_weak_end, _order, _statistics, _variance, _unlike, _broken)
-    found = [one for test in tests if (one := test(measured)) is not None]
-    lost = measured.lost
-    if not found and lost is not None and lost > LOST:
-        found.append(
-            MergeFinding(
-                "unexplained", (), lost,
-                f"The merged network makes {lost:.1%} more mistakes than the ends, but no layer shows why.",
-                "Look at single layers with layers=, and at functions in the forward that are no modules.",
-            )
-        )  # fmt: skip
+    found = [one for test in tests if (one := test(figures)) is not None]
+    if not found and figures.error is not None:
+        a, b, merged = figures.error
+        lost = merged - ((1 - figures.t) * a + figures.t * b)
+        if lost > LOST:
+            what = f"The merged network makes {lost:.1%} more mistakes than the ends, but no layer shows why."
+            advice = "Look at single layers with layers=, and at functions in the forward that are not modules."
+            found.append(MergeFinding("unexplained", (), lost, what, advice))
     return tuple(found)
 
 
 def _weak_end(m: MergeFigures) -> MergeFinding | None:
     if m.error is None or abs(m.error[0] - m.error[1]) < WEAK_END:
         return None
-    apart = abs(m.error[0] - m.error[1])
+    difference = abs(m.error[0] - m.error[1])
     worse = "first" if m.error[0] > m.error[1] else "second"
     return MergeFinding(
-        "weak end", (), apart,
-        f"The {worse} network itself makes {apart:.1%} more mistakes than the other on this data.",
+        "weak end", (), difference,
+        f"The {worse} network itself makes {difference:.1%} more mistakes than the other on this data.",
         "Check that network and the data alone, before merging: weights, normalisation, classes.",
     )  # fmt: skip
 
@@ -245,34 +219,37 @@ def _order(m: MergeFigures) -> MergeFinding | None:
         return None
     worst = max(bad, key=gains.__getitem__)
     health = m.health[worst]
-    extent = f"{len(bad)} of {len(m.health)} layers: {m.named(bad)}"
-    apart = "" if m.weights_apart is None else f" Weights are {m.weights_apart:.2f} of their size apart."
-    none = len(bad) > len(m.health) / 2
+    difference = "" if m.weights_apart is None else f" Weights differ by {m.weights_apart:.2f} of their size."
     wires = ", ".join(dict.fromkeys(repr(wire) for name in bad for wire in m.wires.get(name, ()))) or "…"
+    advice = "Align first: the networks do not seem to be aligned. intertwine.align(a, b, *example_args)."
+    if len(bad) <= len(m.health) / 2:
+        advice = (
+            f"Align these layers again: intertwine.align(a, b, *example_args, wires=[{wires}]), from other starts or "
+            "with method='activations' and data."
+        )
     return MergeFinding(
         "order", tuple(bad), gains[worst],
-        f"Units of the two networks are in another order at {extent}. Worst at {worst!r}: unit i of one correlates "
-        f"{health.matched:.2f} with unit i of the other, {health.possible:.2f} in the best order.{apart}",
-        "Align first: no alignment seems to have been done. intertwine.align(a, b, *example_args)." if none else
-        f"Align these layers again: intertwine.align(a, b, *example_args, wires=[{wires}]), from other starts or with "
-        "method='activations' and data.",
+        f"Units of the two networks are in another order at {len(bad)} of {len(m.health)} layers: {m.named(bad)}. "
+        f"Worst at {worst!r}: unit i of one correlates {health.matched:.2f} with unit i of the other, "
+        f"{health.possible:.2f} in the best order.{difference}",
+        advice,
     )  # fmt: skip
 
 
 def _statistics(m: MergeFigures) -> MergeFinding | None:
     ratios = {n: h.statistics for n, h in m.health.items() if h.statistics is not None}
-    off = {name: max(ratio, 1 / ratio) for name, ratio in ratios.items() if ratio > 0}
-    bad = [name for name, factor in off.items() if factor > UNFIT]
+    factors = {name: max(ratio, 1 / ratio) for name, ratio in ratios.items() if ratio > 0}
+    bad = [name for name, factor in factors.items() if factor > UNFIT]
     if not bad:
         return None
-    worst = max(bad, key=off.__getitem__)
+    worst = max(bad, key=factors.__getitem__)
     origin = "They were estimated on other data or another network."
     if m.mixed_statistics:
         origin = "They are the mix of those of both networks, which is not the variance of the mixed network."
     return MergeFinding(
         "statistics", tuple(bad), ratios[worst],
         f"BatchNorm statistics do not fit the merged network at {m.named(bad)}: at {worst!r} the variance is "
-        f"{ratios[worst]:.2f} times what the layer divides by. {origin}",
+        f"{ratios[worst]:.2f} times the one the layer divides by. {origin}",
         "Reset them on data: intertwine.data.batchnorm.reset_statistics(merged, data).",
     )  # fmt: skip
 
@@ -283,14 +260,16 @@ def _variance(m: MergeFigures) -> MergeFinding | None:
     if not bad:
         return None
     worst = min(bad, key=ratios.__getitem__)
-    share = m.health[worst].collapsed or 0.0
+    advice = (
+        "Align better if layers are out of order, then repair the mix: intertwine.connect.repair.repair(a, b, t, data)."
+    )
+    if m.normalised:
+        advice = "Reset the BatchNorm statistics: intertwine.data.batchnorm.reset_statistics(merged, data)."
     return MergeFinding(
         "variance", tuple(bad), ratios[worst],
-        f"Variance collapses from {bad[0]!r} on; least at {worst!r}, with {ratios[worst]:.2f} of the variance of the "
-        f"ends and {share:.0%} of the units below half of it.",
-        "Reset the BatchNorm statistics: intertwine.data.batchnorm.reset_statistics(merged, data)." if m.normalised
-        else "Align better if layers are out of order, then mend the mix: intertwine.connect.repair.repair(a, b, t, "
-        "data).",
+        f"Variance collapses from {bad[0]!r} on; most at {worst!r}, with {ratios[worst]:.2f} of the variance of the "
+        f"ends and {m.health[worst].collapsed or 0.0:.0%} of the units below half of it.",
+        advice,
     )  # fmt: skip
 
 
@@ -302,19 +281,19 @@ def _unlike(m: MergeFigures) -> MergeFinding | None:
     worst = min(bad, key=best.__getitem__)
     return MergeFinding(
         "unlike", tuple(bad), best[worst],
-        f"The networks hold different features at {m.named(bad)}: at {worst!r} units correlate {best[worst]:.2f} even "
+        f"The networks have different features at {m.named(bad)}: at {worst!r} units correlate {best[worst]:.2f} even "
         "in their best order.",
-        "No order of units will do. Try method='scale-aware', wider networks, longer training, or networks that share "
-        "the first epochs.",
+        "No order of units fixes this. Try method='scale-aware', wider networks, longer training, or networks that "
+        "share the first epochs.",
     )  # fmt: skip
 
 
 def _broken(m: MergeFigures) -> MergeFinding | None:
-    known = {one.layer: one for one in m.layers if one.llfc[0].distance is not None}
-    bad = [name for name, one in known.items() if (one.llfc[0].distance or 0.0) > BROKEN]
+    distances = {one.layer: one.llfc[0].distance or 0.0 for one in m.layers}
+    bad = [name for name, distance in distances.items() if distance > BROKEN]
     if not bad:
         return None
-    first = known[bad[0]]
+    first = next(one for one in m.layers if one.layer == bad[0])
     why = ""
     if first.sign_agreement is not None:
         why = f" Its inputs have the same sign in both networks for {first.sign_agreement:.0%} of the entries."
@@ -324,30 +303,28 @@ def _broken(m: MergeFigures) -> MergeFinding | None:
             f" (W_A − W_B)(H_A − H_B) is {both.residual:.2f} of the layer's output, its weights differ by "
             f"{both.weights:.2f} and its inputs by {both.inputs:.2f}."
         )
-    distance = first.llfc[0].distance or 0.0
     return MergeFinding(
-        "llfc", tuple(bad), distance,
+        "llfc", tuple(bad), distances[bad[0]],
         f"The first layer whose features are not the mix of those of both networks is {m.named(bad[:1])}: 1 − cos is "
-        f"{distance:.3f}.{why}",
-        "Mend what stands above. Where nothing does, align with data (method='activations'), or mix fewer layers.",
+        f"{distances[bad[0]]:.3f}.{why}",
+        "Fix the findings above first. If there are none, align with data (method='activations'), or mix fewer layers.",
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------
-# `diagnose`: why did my merge fail? Which layer breaks first, where variance collapses, and what to do next.
+# -- The verb ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What `diagnose` found.
+    """The result of `diagnose`.
 
     Attributes:
-        findings: what is wrong, what can be mended first; empty where nothing was found.
-        error: the fraction of wrong answers of the first network, the second and the merged one; None where the targets
-            are no classes. t: where the merged network lies, 0 is the first network.
+        findings: the problems, what should be fixed first at the top; empty if there are none.
+        error: the fraction of wrong answers of the first network, the second and the merged one; None if the targets
+            are not classes. t: the position of the merged network; 0 is the first network.
         weights_apart: the distance of the two networks' weights, relative to their size: 1.4 for unrelated ones.
-        layers: name → figures of each layer in the order of the forward. connectivity: more of them.
-        wires: layer → the wires its units lie on, where example inputs were given.
+        layers: name → health of each layer, in the order of the forward. connectivity: more figures of them.
+        wires: layer → the wires of its units, if example inputs are given.
     """
 
     findings: tuple[MergeFinding, ...]
@@ -388,9 +365,7 @@ class Diagnosis:
         if self.error is not None:
             lines.append("Wrong answers: first {:.1%}, second {:.1%}, merged {:.1%}.".format(*self.error))
         if not self.findings:
-            lines.append(
-                "Nothing found: no layer is out of order, loses its variance or breaks away from both networks."
-            )
+            lines.append("Nothing found: no layer is out of order, loses its variance or differs from both networks.")
         for number, one in enumerate(self.findings, 1):
             lines += [f"{number}. {one.what}", f"   Do: {one.advice}"]
         return "\n".join(lines)
@@ -410,19 +385,19 @@ def diagnose(
 ) -> Diagnosis:
     """Why a merge of two networks fails, in words and numbers.
 
-    It looks, in one pass, for: an end that is bad itself; units of the two networks that are in another order;
-    BatchNorm statistics that do not fit the merged network; features that lose their variance; features that differ in
-    any order; and the first layer whose features are not the mix of those of both networks.
+    It looks, in one pass, for: an end that is bad itself; units of the two networks in another order; BatchNorm
+    statistics that do not fit the merged network; features that lose their variance; features that differ in any order;
+    and the first layer whose features are not the mix of those of both networks.
 
     Args:
-        a, b: the two networks as they were merged: b after its alignment, where there was one. Neither is changed.
+        a, b: the two networks as they were merged: b after its alignment, if there was one. Neither is changed.
         data: batches of (inputs, targets), read once.
         example_args: inputs of one forward. With them the symmetry is found, and findings name wires beside layers.
-        merged: what came of the merge; (1 − t)·a + t·b where None. It may have been mended (`repair`).
-        t: how much of b went into the merge. layers: as in `connectivity`.
+        merged: the result of the merge, which may have been repaired (`repair`); (1 − t)·a + t·b if None.
+        t: the share of b in the merge. layers: as in `connectivity`.
 
     Returns:
-        A `Diagnosis`: print it. `.findings`, what can be mended first; `.to_rows()` with all figures.
+        A `Diagnosis`: print it. `.findings`, what should be fixed first at the top; `.to_rows()` with all figures.
 
     Raises:
         MismatchError: networks of different architectures. InputError: no data, or t not between 0 and 1.
@@ -438,47 +413,46 @@ def diagnose(
         raise InputError(f"t must lie strictly between 0 (the first network) and 1 (the second); found {t}.")
     path = path_between(a, b, [0.0, 1.0, t])
     third: Callable[[], nn.Module] = (lambda: path.network(2)) if merged is None else (lambda: merged)
-    walk = LayerwisePass([lambda: path.network(0), lambda: path.network(1), third], data, layers)
-    meters, doctor = LayerMeters(a, b, (1 - float(t),)), _Doctor(a, b, third())
-    for visit in walk:
-        mixed = visit.between(0)
-        meters.ends(visit)
-        meters.between(0, visit, mixed)
-        doctor.see(visit, mixed)
-    connected, health = meters.results(), {place.name: one.result() for place, one in doctor.meters.items()}
-    wires = _wires(path.network(0).eval(), list(doctor.meters), example_args) if example_args else {}
-    apart = _weights_apart(a, b)
-    stale = bool(doctor.running) and _statistics_are_mixed(a, b, third(), float(t))
-    measured = MergeFigures(connected, health, wires, doctor.error, float(t), apart, bool(batch_norms(a)), stale)
-    return Diagnosis(
-        find_problems(measured), doctor.error, float(t), apart, health, connected, wires, walk.hasher.fingerprint
-    )
+    passes = LayerwisePass([lambda: path.network(0), lambda: path.network(1), third], data, layers)
+    connections, meters = LayerMeters(a, b, (1 - float(t),)), _HealthMeters(a, b, third())
+    for pair in passes:
+        mixed = pair.between(0)
+        connections.add_ends(pair)
+        connections.add_between(0, pair, mixed)
+        meters.add(pair, mixed)
+    found, health = connections.results(), {layer.name: one.result() for layer, one in meters.layers.items()}
+    wires = _wires(path.network(0).eval(), list(meters.layers), example_args) if example_args else {}
+    difference, error = _weights_apart(a, b), meters.error
+    mixed_statistics = bool(meters.running) and _statistics_are_mixed(a, b, third(), float(t))
+    figures = MergeFigures(found, health, wires, error, float(t), difference, bool(batch_norms(a)), mixed_statistics)
+    problems, fingerprint = find_problems(figures), passes.hasher.fingerprint
+    return Diagnosis(problems, error, float(t), difference, health, found, wires, fingerprint)
 
 
-class _Doctor:
-    """Adds up the health of every layer and the wrong answers of the three networks."""
+class _HealthMeters:
+    """The health of every layer and the wrong answers of the three networks, summed up over batches."""
 
     def __init__(self, a: nn.Module, b: nn.Module, mixed: nn.Module) -> None:
         tables = [batch_norms(model) for model in (a, b, mixed)]
         shared = [name for name in tables[0] if all(name in table for table in tables)]
-        # copied: the network between may be written anew for every batch
+        # copied: the network between may be overwritten for every batch
         self.running = {
             name: [table[name].get_buffer("running_var").detach().clone() for table in tables] for name in shared
         }
-        self.meters: dict[ObservedLayer, HealthMeter] = {}
+        self.layers: dict[ObservedLayer, HealthMeter] = {}
         self.wrong = torch.zeros(3, 2, dtype=torch.float64)
 
-    def see(self, visit: PairBatch, mixed: LayerOutputs) -> None:
-        three = (visit.a, visit.b, mixed)
-        for place in visit.places:
-            meter = self.meters.setdefault(place, HealthMeter(self.running.get(place.site.path, ())))
-            meter.add(*(place.by_unit(seen.outputs[place]) for seen in three))
-            if meter.divided and all(place in seen.inputs for seen in three):
-                meter.hear(*(seen.inputs[place] for seen in three))
-        for i, seen in enumerate(three):
-            if seen.answer is not None:
-                counts = score(seen.answer, visit.batch.targets, visit.batch.samples, _no_loss)[2:]
-                self.wrong[i] += counts.cpu()
+    def add(self, pair: PairBatch, mixed: LayerOutputs) -> None:
+        three = (pair.a, pair.b, mixed)
+        for layer in pair.layers:
+            meter = self.layers.setdefault(layer, HealthMeter(self.running.get(layer.at.path, ())))
+            meter.add(*(layer.by_unit(one.outputs[layer]) for one in three))
+            if meter.running and all(layer in one.inputs for one in three):
+                meter.add_inputs(*(one.inputs[layer] for one in three))
+        for i, one in enumerate(three):
+            if one.answer is not None:
+                scores = score(one.answer, pair.batch.targets, pair.batch.samples, lambda *_: torch.zeros(()))
+                self.wrong[i] += scores[2:].cpu()
 
     @property
     def error(self) -> tuple[float, float, float] | None:
@@ -488,38 +462,34 @@ class _Doctor:
         return a, b, mixed
 
 
-def _no_loss(_outputs: Any, _targets: Any) -> Tensor:
-    return torch.zeros(())
-
-
 def _weights_apart(a: nn.Module, b: nn.Module) -> float | None:
     first, second = dict(a.named_parameters()), dict(b.named_parameters())
-    apart = sum(
+    difference = sum(
         float((x.detach() - second[n].detach().to(x.device)).abs().double().square().sum()) for n, x in first.items()
     )
     size = sum(float(x.detach().abs().double().square().sum()) for x in [*first.values(), *second.values()])
-    return (2 * apart / size) ** 0.5 if size > 0 else None
+    return (2 * difference / size) ** 0.5 if size > 0 else None
 
 
 def _statistics_are_mixed(a: nn.Module, b: nn.Module, merged: nn.Module, t: float) -> bool:
-    """Whether running statistics are the plain mix of both ends, as nobody has estimated them again."""
+    """Whether running statistics are the plain mix of both ends, so not re-estimated."""
     first, second, third = (tensors_of(model) for model in (a, b, merged))
     names = [name for name in first if name.endswith("running_var") and name in third]
     return all(torch.allclose(third[n], mix(first[n], second[n].to(first[n].device), t)) for n in names)
 
 
 def _wires(
-    model: nn.Module, places: Sequence[ObservedLayer], example_args: Sequence[Any]
+    model: nn.Module, layers: Sequence[ObservedLayer], example_args: Sequence[Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Layer → the wires that its units lie on, for layers with a bias or a weight of their own."""
+    """Layer → the wires of its units, for layers with a bias or a weight of their own."""
     found = find_symmetry(model, *example_args)
     modules, named = modules_of(model), {}
-    for place in places:
-        path = place.site.path
+    for layer in layers:
+        path = layer.at.path
         axes = {f"{path}.weight": 1 if isinstance(modules[path], _ConvTransposeNd) else 0, f"{path}.bias": 0}
         for name, axis in axes.items():
             layout = found.layouts.get(name.removeprefix("."))
             strands = dict.fromkeys(leaf.wire for leaf in wire_axes(layout.axes[axis])) if layout else {}
             if on := tuple(found.wires[strand].name for strand in strands if strand < len(found.wires)):
-                named[place.name] = on
+                named[layer.name] = on
     return named

@@ -17,28 +17,27 @@ from intertwine.align.many import CommonFrame, align_many, check_list, common_sy
 from intertwine.canonical.form import canonical_element
 from intertwine.connect.repair import correct_scales
 from intertwine.connect.repair import repair as repair_two
-from intertwine.data.batches import calls, on_device_of
+from intertwine.data.batches import Call, calls, on_device_of
 from intertwine.data.batchnorm import batch_norms, reset_statistics
 from intertwine.data.evaluate import Loss, evaluate
 from intertwine.data.weights import check_same_architecture, mean_network, path_between
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError, unknown_name
 from intertwine.graph.model import refuse_scripted
 from intertwine.lazy import data_frame
 from intertwine.symmetry.blocks import weights_of
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# Merged: what `merge` returns, how its parts did on data, and what the user should know before trusting it.
-
-
-#: What the mean of the networks as they were given is called, and the same mean after the repair that was asked for.
-PLAIN_MEAN, REPAIRED_MEAN = "plain mean", "plain mean, mended alike"
+#: Names in the scores: the mean of the given networks, and the same mean after the same repair.
+PLAIN_MEAN, REPAIRED_MEAN = "plain mean", "plain mean, same repair"
+REPAIRS = ("reset", "repair", "scales")
+#: Methods without a search: the plain mean, and the mean of NodeSort forms.
+WITHOUT_SEARCH = ("none", "sorted")
 
 
 @dataclass(frozen=True)
 class NetworkScore:
-    """How one network does on the data; error is None where the targets are no classes."""
+    """The scores of one network on the data; error is None if the targets are not classes."""
 
     name: str
     loss: float
@@ -51,12 +50,12 @@ class Merged:
 
     Attributes:
         model: the merged network, an ordinary module that trains and saves.
-        elements: what moved each network before the mean was taken; empty for method "none".
+        elements: what moved each network before the mean; empty for method "none".
         before, after: Σᵢ ‖θᵢ − mean‖² over all parameters, of the networks as given and as moved.
-        frame: what `align_many` found, for the methods that align.
-        scores: on the data, where given: the merged network ("merged"), the mean of the networks as given ("plain
-            mean"), that mean after the same repair where one was asked for ("plain mean, mended alike"), and every
-            given network ("network 0", …).
+        frame: the result of `align_many`, for the methods that align.
+        scores: on the data, if given: the merged network ("merged"), the mean of the given networks ("plain mean"),
+            that mean after the same repair, if any ("plain mean, same repair"), and every given network ("network 0",
+            …).
         notes: what the user should know before trusting the result.
     """
 
@@ -80,12 +79,12 @@ class Merged:
             "before": self.before,
             "after": self.after,
             "frame": None if self.frame is None else self.frame.to_dict(),
-            "scores": [asdict(score) for score in self.scores],
+            "scores": self.to_rows(),
             "notes": list(self.notes),
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row per network that was scored, as plain data."""
+        """One row per scored network, as plain data."""
         return [asdict(score) for score in self.scores]
 
     def to_frame(self) -> Any:
@@ -93,13 +92,14 @@ class Merged:
         return data_frame(self.to_rows())
 
     def __repr__(self) -> str:
-        mended = f", repair {self.repair}" if self.repair else ""
-        head = f"Merged({len(self.weights)} networks, {self.method}{mended}: squared distances to the mean "
+        repair = f", repair {self.repair}" if self.repair else ""
+        head = f"Merged({len(self.weights)} networks, {self.method}{repair}: squared distances to the mean "
         lines = [f"{head}{self.before:.4g} → {self.after:.4g})", *(f"note: {note}" for note in self.notes)]
         return "\n  ".join(lines)
 
 
 def scored(networks: Mapping[str, nn.Module], data: Any, loss: Loss | None) -> tuple[NetworkScore, ...]:
+    """The scores of some networks, read in one pass over the data."""
     found = evaluate([path_between(m, m, [0.0]) for m in networks.values()], data, loss)
     return tuple(
         NetworkScore(name, s.loss[0], None if s.error is None else s.error[0])
@@ -107,7 +107,10 @@ def scored(networks: Mapping[str, nn.Module], data: Any, loss: Loss | None) -> t
     )
 
 
-def batch_norm_notes(model: nn.Module, repair: str | None) -> list[str]:
+# -- Notes -------------------------------------------------------------------------------------------------------------
+
+
+def _batch_norm_notes(model: nn.Module, repair: str | None) -> list[str]:
     if not batch_norms(model) or repair in ("reset", "repair"):
         return []
     if repair == "scales":
@@ -119,9 +122,10 @@ def batch_norm_notes(model: nn.Module, repair: str | None) -> list[str]:
 
 
 def score_notes(scores: Sequence[NetworkScore]) -> list[str]:
-    """Where the loss of the first, the merged network, is larger than that of the fair plain mean, or of all given.
+    """Notes if the first score, that of the merged network, has a larger loss than the plain mean or all given ones.
 
-    >>> found = [NetworkScore("merged", 0.19, 0.06), NetworkScore("network 0", 0.14, 0.06), NetworkScore("network 1", 0.18, 0.06)]
+    >>> values = {"merged": 0.19, "network 0": 0.14, "network 1": 0.18}
+    >>> found = [NetworkScore(name, loss, 0.06) for name, loss in values.items()]
     >>> print(*score_notes(found)[0].split(". "), sep=".\\n")
     The loss of the merged network is larger than that of every given one: 0.19 against 0.14 to 0.18.
     Its error is 0.0600, against 0.0600.
@@ -129,38 +133,30 @@ def score_notes(scores: Sequence[NetworkScore]) -> list[str]:
     if not scores:
         return []
     notes, (merged, *others) = [], scores
-    plain = {score.name: score for score in others if score.name in (PLAIN_MEAN, REPAIRED_MEAN)}
-    given = [score for score in others if score.name not in plain]
-    if plain:
-        fair = plain.get(REPAIRED_MEAN) or plain[PLAIN_MEAN]
-        if merged.loss > fair.loss:
-            notes.append(_larger(merged, f"the {fair.name}", [fair]))
+    means = {score.name: score for score in others if score.name in (PLAIN_MEAN, REPAIRED_MEAN)}
+    given = [score for score in others if score.name not in means]
+    if means:
+        mean = means.get(REPAIRED_MEAN) or means[PLAIN_MEAN]
+        if merged.loss > mean.loss:
+            notes.append(_larger_loss(merged, f"the {mean.name}", [mean]))
     if given and merged.loss > max(score.loss for score in given):
-        notes.append(_larger(merged, "every given one", given))
+        notes.append(_larger_loss(merged, "every given one", given))
     return notes
 
 
-def _larger(merged: NetworkScore, what: str, others: Sequence[NetworkScore]) -> str:
+def _larger_loss(merged: NetworkScore, what: str, others: Sequence[NetworkScore]) -> str:
+    def span(values: Sequence[float], form: str) -> str:  # one number if both ends read the same
+        return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))
+
     losses, errors = [score.loss for score in others], [score.error for score in others if score.error is not None]
     text = f"The loss of the merged network is larger than that of {what}: {merged.loss:.4g} against "
-    text += f"{_span(losses, '.4g')}."
+    text += f"{span(losses, '.4g')}."
     if merged.error is None or not errors:
         return text
-    return f"{text} Its error is {merged.error:.4f}, against {_span(errors, '.4f')}."
+    return f"{text} Its error is {merged.error:.4f}, against {span(errors, '.4f')}."
 
 
-def _span(values: Sequence[float], form: str) -> str:
-    """`0.14 to 0.18`, or one number where both ends read the same."""
-    return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))
-
-
-# ----------------------------------------------------------------------------------------------------
-# `merge`: one network made of several, each first moved into a common frame.
-
-
-REPAIRS = ("reset", "repair", "scales")
-#: Ways to merge that search for nothing: the plain mean, and the mean of NodeSort forms.
-WITHOUT_SEARCH = ("none", "sorted")
+# -- The verb ----------------------------------------------------------------------------------------------------------
 
 
 def merge(
@@ -178,22 +174,22 @@ def merge(
     seed: int = 0,
     **example_kwargs: Any,
 ) -> Merged:
-    """Merge networks of one architecture into one: move them into a common frame, take the mean, mend it.
+    """Merge networks of one architecture into one: move them into a common frame, take the mean, repair it.
 
     Args:
         models: two networks or more; none is changed. *example_args, **example_kwargs: inputs, as for
-            `intertwine.symmetry`; where none are given the first batch of the data serves.
-        data: batches of (inputs, targets): for methods that look at data, for "reset" and "repair", and to check the
+            `intertwine.symmetry`; without any, the first batch of the data serves.
+        data: batches of (inputs, targets): for methods that need data, for "reset" and "repair", and to check the
             result. It is read several times.
         method: any method of `intertwine.align`; "none" for the mean of the networks as they are; "sorted" for the mean
             of their NodeSort forms.
-        repair: None; "reset" estimates BatchNorm statistics again on the data; "repair" is REPAIR on the data (two
-            networks, or BatchNorm); "scales" corrects the size of units without data.
+        repair: None; "reset" re-estimates BatchNorm statistics on the data; "repair" is REPAIR on the data (two
+            networks, or BatchNorm); "scales" corrects the scale of units without data.
         weights: of the mean; none negative, together 1. t: for two networks, the same as weights (1 − t, t).
-        check: where there is data, compare the merged network with the plain mean, with the plain mean mended alike
-            where a repair was asked for, and with the given networks, and say in `.notes` where its loss is larger.
-            loss: of (outputs, targets) for that; cross-entropy where None.
-        symmetry: the symmetry of the architecture where it is known. options, seed: of the method.
+        check: with data, compare the merged network with the plain mean, with the plain mean after the same repair, if
+            any, and with the given networks, and note in `.notes` which of them have a smaller loss.
+        loss: of (outputs, targets) for the check; cross-entropy if None.
+        symmetry: the symmetry of the architecture, if it is known. options, seed: of the method.
 
     Returns:
         A `Merged`: `.model`, `.elements`, `.before`, `.after`, `.frame`, `.scores`, `.notes`.
@@ -214,41 +210,34 @@ def merge(
     shares = _shares(len(models), weights, t)
     for other in models[1:]:
         check_same_architecture(models[0], other)
-    _check_ways(models[0], len(models), method, repair, data)
+    _check_options(models[0], len(models), method, repair, data)
     if options and method in WITHOUT_SEARCH:
         raise InputError(f"The method {method!r} searches for nothing and has no options; found {dict(options)}.")
-    inputs = (example_args, example_kwargs) if example_args or example_kwargs else _first_call(data, models[0])
     found = symmetry
     if found is None and (method != "none" or (repair == "scales" and batch_norms(models[0]))):
-        found = common_symmetry(models, None, *_needed(inputs))
+        args, kwargs = (example_args, example_kwargs) if example_args or example_kwargs else _first(data, models[0])
+        found = common_symmetry(models, None, args, kwargs)
     frame: CommonFrame | None = None
     elements, moved = tuple[Element, ...](), tuple(models)
     if method == "sorted" and found is not None:
-        elements, moved = _sorted(models, found)
+        elements = tuple(canonical_element(found, weights_of(found, m), order="nodesort")[0] for m in models)
+        moved = tuple(found.act(g, m) for g, m in zip(elements, models, strict=True))
     elif method != "none":
-        looks = data if SOLVERS[method].needs_data else None
-        frame = align_many(models, method=method, data=looks, seed=seed, symmetry=found, options=options)
+        needed = data if SOLVERS[method].needs_data else None
+        frame = align_many(models, method=method, data=needed, seed=seed, symmetry=found, options=options)
         elements, moved = frame.elements, frame.models
-    merged = _mended(moved, shares, repair, data, found)
+    merged = _repaired_mean(moved, shares, repair, data, found)
     scores: tuple[NetworkScore, ...] = ()
     if data is not None and check:
-        plain = {PLAIN_MEAN: merged if method == "none" and repair is None else mean_network(models, shares)}
+        compared = {"merged": merged}
+        compared[PLAIN_MEAN] = merged if method == "none" and repair is None else mean_network(models, shares)
         if repair is not None:
-            plain[REPAIRED_MEAN] = merged if method == "none" else _mended(models, shares, repair, data, found)
-        scores = scored({"merged": merged} | plain | _numbered(models), data, loss)
-    notes = (*batch_norm_notes(models[0], repair), *score_notes(scores))
-    return Merged(
-        merged, method, repair, shares, elements, _spread(models), _spread(moved), frame, scores, notes
-    )  # fmt: skip
-
-
-def _sorted(models: Sequence[nn.Module], found: Symmetry) -> tuple[tuple[Element, ...], tuple[nn.Module, ...]]:
-    """Every network in its NodeSort form, and the elements that take them there."""
-    elements = tuple(canonical_element(found, weights_of(found, m), order="nodesort")[0] for m in models)
-    return elements, tuple(found.act(g, m) for g, m in zip(elements, models, strict=True))
-
-
-# -- what was asked ----------------------------------------------------------------------------------------------------
+            is_plain = method == "none"
+            compared[REPAIRED_MEAN] = merged if is_plain else _repaired_mean(models, shares, repair, data, found)
+        scores = scored(compared | {f"network {i}": model for i, model in enumerate(models)}, data, loss)
+    notes = (*_batch_norm_notes(models[0], repair), *score_notes(scores))
+    before, after = _spread(models), _spread(moved)
+    return Merged(merged, method, repair, shares, elements, before, after, frame, scores, notes)
 
 
 def _shares(count: int, weights: Sequence[float | int] | None, t: float | int | None) -> tuple[float, ...]:
@@ -256,8 +245,8 @@ def _shares(count: int, weights: Sequence[float | int] | None, t: float | int | 
         raise InputError(f"Two networks or more are needed to merge them; found {count}.")
     if t is not None:
         if weights is not None or count != 2:
-            what = "weights= were given too" if weights is not None else f"there are {count} networks"
-            raise InputError(f"t={t} is the place between two networks, but {what}. Pass weights= alone.")
+            what = "weights= are given too" if weights is not None else f"there are {count} networks"
+            raise InputError(f"t={t} is the position between two networks, but {what}. Pass weights= alone.")
         weights = (1 - t, t)
     if weights is None:
         return (1 / count,) * count
@@ -270,21 +259,15 @@ def _shares(count: int, weights: Sequence[float | int] | None, t: float | int | 
     return shares
 
 
-def _check_ways(model: nn.Module, count: int, method: str, repair: str | None, data: Any) -> None:
-    known = (*SOLVERS, *WITHOUT_SEARCH)
-    if method not in known:
-        raise InputError(
-            f"There is no method {method!r}. {did_you_mean(method, known)}Choose one of {', '.join(map(repr, known))}."
-        )
+def _check_options(model: nn.Module, count: int, method: str, repair: str | None, data: Any) -> None:
+    if method not in (known := (*SOLVERS, *WITHOUT_SEARCH)):
+        raise InputError(unknown_name("method", method, known))
     if repair is not None and repair not in REPAIRS:
-        raise InputError(
-            f"There is no repair {repair!r}. {did_you_mean(repair, REPAIRS)}Choose one of "
-            f"{', '.join(map(repr, REPAIRS))}, or None."
-        )
+        raise InputError(unknown_name("repair", repair, REPAIRS))
     if isinstance(data, Iterator):
         raise InputError("The data is read several times, but a generator can be read once. Pass a list or DataLoader.")
     if repair in ("reset", "repair") and data is None:
-        raise InputError(f"repair={repair!r} measures on data, and none was given. Pass data=, or repair='scales'.")
+        raise InputError(f"repair={repair!r} measures on data, and none is given. Pass data=, or repair='scales'.")
     if repair is not None:
         refuse_scripted(model)
     has_norms = bool(batch_norms(model))
@@ -292,31 +275,23 @@ def _check_ways(model: nn.Module, count: int, method: str, repair: str | None, d
         raise InputError("repair='reset' needs BatchNorm, and the network has none. Use 'repair' or 'scales'.")
     if repair == "repair" and count > 2 and not has_norms:
         raise InputError(
-            f"repair='repair' mends the mix of two networks, and {count} were given. Use repair='scales', or merge two "
-            "at a time."
+            f"repair='repair' works on the mix of two networks, and {count} are given. Use repair='scales', or merge "
+            "two at a time."
         )
 
 
-def _first_call(data: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    if data is None:
-        return None
-    call = next(calls(data), None)
-    return None if call is None else on_device_of(call, model)
-
-
-def _needed(inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if inputs is None:
+def _first(data: Any, model: nn.Module) -> Call:
+    """The first batch of the data as example inputs."""
+    call = None if data is None else next(calls(data), None)
+    if call is None:
         raise InputError(
-            "To find what can be moved, the network is read with example inputs, and none were given. Pass them behind "
-            "the models, as in merge(models, torch.zeros(1, 3, 32, 32)), or pass data=; method='none' needs neither."
+            "The symmetry of the networks is found from example inputs, and none are given. Pass them after the "
+            "models, as in merge(models, torch.zeros(1, 3, 32, 32)), or pass data=; method='none' needs neither."
         )
-    return inputs
+    return on_device_of(call, model)
 
 
-# -- what was made -----------------------------------------------------------------------------------------------------
-
-
-def _mended(
+def _repaired_mean(
     models: Sequence[nn.Module], shares: Sequence[float], repair: str | None, data: Any, symmetry: Symmetry | None
 ) -> nn.Module:
     if repair == "scales":
@@ -332,10 +307,6 @@ def _spread(models: Sequence[nn.Module]) -> float:
     total = 0.0
     for same in zip(*(m.parameters() for m in models), strict=True):
         stacked = torch.stack([p.detach().to(same[0].device, torch.float64) for p in same])
-        if not bool((stacked == stacked[0]).all()):  # equal ones would differ from their mean by a rounding
+        if not bool((stacked == stacked[0]).all()):  # equal ones would differ from their mean by rounding
             total += float((stacked - stacked.mean(0)).square().sum())
     return total
-
-
-def _numbered(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
-    return {f"network {i}": model for i, model in enumerate(models)}

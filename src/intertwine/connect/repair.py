@@ -1,5 +1,5 @@
 """Repair of a mixed network whose units have lost variance: REPAIR, which measures it on data, and scale correction,
-which reads it off the weights.
+which estimates it from the weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from intertwine.argument_types import Float
 from intertwine.connect.arithmetic import interpolate
-from intertwine.data.batches import check_readable_again, labelled_batches
+from intertwine.data.batches import Call, check_readable_again, labelled_batches
 from intertwine.data.batchnorm import ChannelMoments, batch_norms, check_varies, reset_statistics
 from intertwine.data.layers import evaluating
 from intertwine.data.weights import (
@@ -26,37 +26,36 @@ from intertwine.data.weights import (
     path_between,
     tensors_of,
 )
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError, unknown_name
 from intertwine.graph.model import refuse_scripted
-from intertwine.graph.program import Call, Program, Ref
+from intertwine.graph.program import Call as ProgramCall
+from intertwine.graph.program import Program, Ref
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# REPAIR: a mixed network whose layers vary as much as those of the two networks it was mixed from.
-#
-# Averaging two networks shrinks the variance of their features, layer after layer. The cure gives every unit the mean and
-# the standard deviation that a mix of its two origins would have (Jordan et al., 2023).
-
-
 WeightLayer = nn.Linear | _ConvNd
 Target = tuple[Tensor, Tensor]  # mean and standard deviation of every unit
-Hook = Callable[[str, Tensor], Tensor | None]  # told the layer and its output; may give another output
+Hook = Callable[[str, Tensor], Tensor | None]  # of a layer's name and its output; may return another output
+
+#: Weights shorter than this have no direction.
+SHORTEST = 1e-300
+#: Ops that return their input unchanged.
+PASS_THROUGH = ("aten.alias.default", "aten.contiguous.default", "aten.clone.default", "aten.detach.default")
 
 
 def repair(a: nn.Module, b: nn.Module, t: float | int, data: Any, layers: Sequence[str] | None = None) -> nn.Module:
-    """The network (1 − t)·a + t·b, mended.
+    """The network (1 − t)·a + t·b with the variance of its features restored (REPAIR, Jordan et al. 2023).
 
-    With BatchNorm, its statistics are estimated again on the data. Without, the mean and the standard deviation of
-    every output unit of every linear and convolution layer become the mix of those of a and b, by a scale and a shift
-    folded into weight and bias; a layer without a bias gets one. A unit that never varies is only shifted. While a
-    layer is measured the ones before it are corrected batch by batch, so one batch gives exact statistics and several
-    give nearly exact ones.
+    With BatchNorm, its statistics are re-estimated on the data. Without, the mean and the standard deviation of every
+    output unit of every linear and convolution layer become the mix of those of a and b, by a scale and a shift folded
+    into weight and bias; a layer without a bias gets one. A constant unit is only shifted. While a layer is measured,
+    the layers before it are corrected batch by batch, so one batch gives exact statistics and several give nearly exact
+    ones.
 
     Args:
         a, b: two networks of one architecture, best aligned first; neither is changed. t: from 0 (a) to 1 (b).
-        data: batches of (inputs, targets), read twice without BatchNorm. layers: paths of the layers to mend; all
-            linear and convolution layers that the forward calls where None. For networks without BatchNorm.
+        data: batches of (inputs, targets), read twice without BatchNorm. layers: paths of the layers to repair, for
+            networks without BatchNorm; None for all linear and convolution layers that the forward calls.
 
     Returns:
         A new network.
@@ -65,9 +64,9 @@ def repair(a: nn.Module, b: nn.Module, t: float | int, data: Any, layers: Sequen
         >>> import torch
         >>> a, b = (torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU()) for _ in range(2))
         >>> x = torch.randn(64, 3)
-        >>> mended = repair(a, b, 0.5, [(x, torch.zeros(64))])
+        >>> repaired = repair(a, b, 0.5, [(x, torch.zeros(64))])
         >>> wanted = (a[0](x).std(0) + b[0](x).std(0)) / 2
-        >>> torch.allclose(mended[0](x).std(0), wanted, rtol=1e-4)
+        >>> torch.allclose(repaired[0](x).std(0), wanted, rtol=1e-4)
         True
     """
     if not 0 <= t <= 1:
@@ -76,7 +75,7 @@ def repair(a: nn.Module, b: nn.Module, t: float | int, data: Any, layers: Sequen
     if batch_norms(a):
         if layers is not None:
             raise InputError(
-                "layers= was given, but this network has BatchNorm and is mended by resetting its statistics. Leave "
+                "layers= is given, but this network has BatchNorm, and its repair is to reset the statistics. Leave "
                 "layers out."
             )
         return reset_statistics(interpolate(a, b, t), data)
@@ -85,51 +84,66 @@ def repair(a: nn.Module, b: nn.Module, t: float | int, data: Any, layers: Sequen
     chosen = _chosen(path.scratch, layers)
     with evaluating(path.scratch):
         targets = _targets(path, data, chosen, layers is not None)
-        found = _measured(path, data, chosen, targets)
-    mended = path.network(2)
+        found = _measured(path, data, {name: chosen[name] for name in targets}, targets)
+    repaired = path.network(2)
     with torch.no_grad():
         for name, target in targets.items():
             _fold(chosen[name], found[name], target)
-    return mended
+    return repaired
 
 
-# -- which layers ------------------------------------------------------------------------------------------------------
+# -- Layers with weights of their own ----------------------------------------------------------------------------------
+
+
+def _weight_layers(model: nn.Module) -> dict[str, tuple[WeightLayer, str]]:
+    """Path → a linear or convolution layer, and why its units cannot be scaled alone; empty if they can."""
+    shared = {name for group in names_by_tensor(model) if len(group) > 1 for name in group}
+    found: dict[str, tuple[WeightLayer, str]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, WeightLayer):
+            own = {key: f"{path}.{key}" if path else key for key, _ in module.named_parameters(recurse=False)}
+            reason = "tied to another layer" if shared & {*own.values()} else ""
+            found[path] = module, reason if "weight" in own else "computed from other weights"
+    return found
 
 
 def _chosen(model: nn.Module, layers: Sequence[str] | None) -> dict[str, WeightLayer]:
-    known = {name: module for name, module in model.named_modules() if isinstance(module, WeightLayer)}
+    known = _weight_layers(model)
     if not known:
-        raise InputError("The network has no linear or convolution layer, so there is nothing to mend.")
-    for name in layers or ():
+        raise InputError("The network has no linear or convolution layer, so there is nothing to repair.")
+    for name in known if layers is None else layers:
         if name not in known:
-            near = did_you_mean(name, known)
-            raise InputError(f"There is no linear or convolution layer {name!r}. {near}Layers: {', '.join(known)}.")
-    chosen = {name: known[name] for name in (known if layers is None else layers)}
-    shared = {name for group in names_by_tensor(model) if len(group) > 1 for name in group}
-    for name, layer in chosen.items():
-        prefix = f"{name}." if name else ""
-        plain = {key for key, value in layer.named_parameters(recurse=False) if value is not None}
-        if "weight" not in plain or {prefix + key for key in plain} & shared:
-            what = "tied to another layer" if "weight" in plain else "computed from other weights"
+            raise InputError(unknown_name("linear or convolution layer", name, known))
+        if reason := known[name][1]:
             raise InputError(
-                f"The weight of {name!r} is {what}, so no scale can be folded into it alone. Name the layers to mend "
-                "with layers=, this one left out."
+                f"The weight of {name!r} is {reason}, so no scale can be folded into it alone. Name the layers to "
+                "repair with layers=, without this one."
             )
-    return chosen
+    return {name: known[name][0] for name in (known if layers is None else layers)}
 
 
-# -- two passes --------------------------------------------------------------------------------------------------------
+def _scale_weight(layer: WeightLayer, scale: Tensor) -> None:
+    """Multiply the incoming weights of every output unit by a number."""
+    weight = layer.weight
+    if isinstance(layer, _ConvNd) and layer.transposed:  # its weight is (inputs, units of one group, ...)
+        per_group = scale.view(layer.groups, 1, -1, *[1] * (weight.dim() - 2))
+        weight.copy_((weight.double().unflatten(0, (layer.groups, -1)) * per_group).flatten(0, 1))
+    else:
+        weight.copy_(weight.double() * scale.view(-1, *[1] * (weight.dim() - 1)))
+
+
+# -- REPAIR ------------------------------------------------------------------------------------------------------------
 
 
 def _targets(path: LinearPath, data: Any, chosen: dict[str, WeightLayer], named: bool) -> dict[str, Target]:
-    """What every unit should have: the mix of the statistics of both ends."""
+    """The mean and standard deviation that every unit should have: the mix of those of both ends."""
     ends = [{name: ChannelMoments() for name in chosen} for _ in range(2)]
     for batch in labelled_batches(data, path.scratch):
         for end, moments in enumerate(ends):
             _run(path, end, batch.call, chosen, lambda name, x, own=moments: own[name].add(x, _channels(chosen[name])))
-    silent = [name for name in chosen if not ends[0][name].count]
-    if silent and named:
-        raise InputError(f"The layer {silent[0]!r} was to be mended, but the network never calls it. Leave it out.")
+    unused = [name for name in chosen if not ends[0][name].count]
+    if unused and named:
+        raise InputError(f"The network never calls the layer {unused[0]!r}, so it cannot be repaired. Leave it out.")
     t = path.ts[2]
     return {
         name: (
@@ -137,67 +151,64 @@ def _targets(path: LinearPath, data: Any, chosen: dict[str, WeightLayer], named:
             (1 - t) * ends[0][name].variance().sqrt() + t * ends[1][name].variance().sqrt(),
         )
         for name in chosen
-        if name not in silent
+        if name not in unused
     }
 
 
 def _measured(
     path: LinearPath, data: Any, chosen: dict[str, WeightLayer], targets: dict[str, Target]
 ) -> dict[str, ChannelMoments]:
-    """The statistics of the mixed network, the layers before each one corrected batch by batch."""
+    """The statistics of the mixed network, with the layers before each one corrected batch by batch."""
     found = {name: ChannelMoments() for name in targets}
 
     def correct(name: str, x: Tensor) -> Tensor:
         axis = _channels(chosen[name])
         check_varies(name, x, axis)
         found[name].add(x, axis)
-        here = ChannelMoments()
-        here.add(x, axis)
-        scale, shift = (value.to(x.dtype) for value in _scale_and_shift(here, targets[name]))
+        of_batch = ChannelMoments()
+        of_batch.add(x, axis)
+        scale, shift = (value.to(x.dtype) for value in _scale_and_shift(of_batch, targets[name]))
         return (x.movedim(axis, -1) * scale + shift).movedim(-1, axis)
 
     for batch in labelled_batches(data, path.scratch):
-        _run(path, 2, batch.call, {name: chosen[name] for name in targets}, correct)
+        _run(path, 2, batch.call, chosen, correct)
     return found
 
 
-def _run(path: LinearPath, point: int, call: Any, chosen: dict[str, WeightLayer], hook: Hook) -> None:
+def _run(path: LinearPath, point: int, call: Call, chosen: dict[str, WeightLayer], hook: Hook) -> None:
     args, kwargs = call
     network = path.network(point)
-    with _hooked(chosen, hook):
+    with _hooks(chosen, hook):
         network(*args, **kwargs)
 
 
 @contextmanager
-def _hooked(chosen: dict[str, WeightLayer], hook: Hook) -> Iterator[None]:
-    seen: set[str] = set()
+def _hooks(chosen: dict[str, WeightLayer], hook: Hook) -> Iterator[None]:
+    called: set[str] = set()
 
-    def hear(name: str, x: Tensor) -> Tensor | None:
-        if name in seen:
+    def call_once(name: str, x: Tensor) -> Tensor | None:
+        if name in called:
             raise InputError(
                 f"The layer {name!r} is called several times in one forward, and one scale and shift cannot serve all "
-                "calls. Name the layers to mend with layers=, this one left out."
+                "calls. Name the layers to repair with layers=, without this one."
             )
-        seen.add(name)
+        called.add(name)
         return hook(name, x)
 
     with ExitStack() as stack:
         for name, layer in chosen.items():
-            handle = layer.register_forward_hook(lambda _layer, _args, x, name=name: hear(name, x))
+            handle = layer.register_forward_hook(lambda _layer, _args, x, name=name: call_once(name, x))
             stack.callback(handle.remove)
         yield
 
 
-# -- one layer ---------------------------------------------------------------------------------------------------------
-
-
 def _channels(layer: WeightLayer) -> int:
-    """The axis of an output that holds the units, counted from the end: inputs need not be in batches."""
+    """The unit axis of an output, counted from the end: inputs need not have a batch axis."""
     return -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)
 
 
 def _scale_and_shift(found: ChannelMoments, target: Target) -> tuple[Tensor, Tensor]:
-    """What takes the found mean and deviation to the wanted ones; a unit that never varies keeps its scale."""
+    """What maps the found mean and deviation to the target; a constant unit keeps its scale."""
     mean, deviation = target
     own = found.variance().sqrt()
     scale = torch.where(own > 0, deviation / own, 1.0)
@@ -206,49 +217,14 @@ def _scale_and_shift(found: ChannelMoments, target: Target) -> tuple[Tensor, Ten
 
 def _fold(layer: WeightLayer, found: ChannelMoments, target: Target) -> None:
     scale, shift = _scale_and_shift(found, target)
-    weight = layer.weight
-    if isinstance(layer, _ConvNd) and layer.transposed:  # its weight is (inputs, units of one group, ...)
-        groups = layer.groups
-        by_group = weight.double().unflatten(0, (groups, -1)).movedim(2, -1) * _spread(scale.view(groups, -1), weight)
-        weight.copy_(by_group.movedim(-1, 2).flatten(0, 1))
-    else:
-        weight.copy_(weight.double() * scale.view(-1, *[1] * (weight.dim() - 1)))
-    bias = shift if layer.bias is None else layer.bias.double() * scale + shift
+    _scale_weight(layer, scale)
     if layer.bias is None:
-        layer.bias = nn.Parameter(bias.to(weight.dtype), requires_grad=weight.requires_grad)
+        layer.bias = nn.Parameter(shift.to(layer.weight.dtype), requires_grad=layer.weight.requires_grad)
     else:
-        layer.bias.copy_(bias)
+        layer.bias.copy_(layer.bias.double() * scale + shift)
 
 
-def _spread(scale: Tensor, weight: Tensor) -> Tensor:
-    """Scales of (groups, units) beside a weight of (groups, inputs, ..., units)."""
-    return scale.view(scale.shape[0], *[1] * (weight.dim() - 1), scale.shape[1])
-
-
-# ----------------------------------------------------------------------------------------------------
-# Scale correction without data: units of a mixed network get back the size that mixing takes from them.
-#
-# The mean of unlike vectors is shorter than the vectors, so the units of a mixed network vary less than those of the
-# networks it was mixed from, layer after layer. REPAIR measures that loss on data; here it is read off the weights.
-#
-# Networks k with weights wₖ are mixed. For every output unit of a linear or convolution layer:
-#
-# * Where the output of the layer goes into a BatchNorm, the layer stays as mixed. The BatchNorm gets the running variance
-#   that the mixed unit is expected to have, v + eps = Σₖₗ wₖ wₗ ρₖₗ σₖ σₗ. Here σₖ² = vₖ + eps is what network k has, and
-#   ρₖₗ is the cosine of the unit's incoming weights in k and l, in the place of the correlation of what they compute. The
-#   running mean is the mixed one.
-# * Elsewhere weights and bias of the unit are multiplied by n̄ / n, where n is the length of both together in the mixed
-#   network and n̄ = Σₖ wₖ nₖ the mixed length of its origins. A unit of length zero stays.
-#
-# Both are exact, up to eps, where the inputs of a layer are uncorrelated, of one variance and the same in all networks;
-# elsewhere they are estimates, which lower the barrier of most aligned networks (docs/alignment.md) and may raise the
-# loss of others, above all of those that are not aligned. REPAIR measures instead of estimating, and needs data.
-
-
-#: Weights shorter than this have no direction.
-SHORTEST = 1e-300
-#: Calls that hand a tensor on as it is.
-SAME = ("aten.alias.default", "aten.contiguous.default", "aten.clone.default", "aten.detach.default")
+# -- Scale correction without data -------------------------------------------------------------------------------------
 
 
 def correct_scales(
@@ -258,15 +234,27 @@ def correct_scales(
     symmetry: Symmetry | None = None,
     **example_kwargs: Any,
 ) -> nn.Module:
-    """The weighted mean of networks, every unit with the size of its origins; no data is needed.
+    """The weighted mean of networks with the scale of every unit restored, without data.
 
-    The head of this module says exactly what is done. Layers whose weights are tied or computed from others are left
-    as mixed, and so is a BatchNorm that follows anything but a linear or convolution layer.
+    The mean of different vectors is shorter than the vectors, so the units of a mixed network vary less than those of
+    the networks in it. Networks k with weights wₖ are mixed. For every output unit of a linear or convolution layer:
+
+    * If the output of the layer goes into a BatchNorm, the layer stays as mixed. The BatchNorm gets the expected
+      running variance of the mixed unit, v + eps = Σₖₗ wₖ wₗ ρₖₗ σₖ σₗ. Here σₖ² = vₖ + eps is that of network k, and
+      ρₖₗ is the cosine of the unit's incoming weights in k and l, an estimate of the correlation of their outputs. The
+      running mean is the mixed one.
+    * Otherwise weights and bias of the unit are multiplied by n̄ / n, where n is the length of both together in the
+      mixed network and n̄ = Σₖ wₖ nₖ the mean length over the networks. A unit of length zero stays.
+
+    Both are exact, up to eps, if the inputs of a layer are uncorrelated, of one variance and the same in all networks.
+    Otherwise they are estimates, which lower the barrier of most aligned networks and may raise the loss of others,
+    above all of those that are not aligned. Layers whose weights are tied or computed from others stay as mixed, and so
+    does a BatchNorm that follows anything but a linear or convolution layer.
 
     Args:
         models: networks of one architecture, best aligned first; none is changed. weights: of the mean; equal if None.
-        *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`; or symmetry, where it is known. Only
-            networks with BatchNorm need either: what follows what is read off the graph.
+        *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`; or symmetry, if it is known. Only
+            networks with BatchNorm need either, to find the layer that a BatchNorm follows.
 
     Raises:
         MismatchError: the networks differ in more than their weights. InputError: BatchNorm, and no example inputs.
@@ -287,13 +275,15 @@ def correct_scales(
     if batch_norms(mixed):
         if symmetry is None and not (example_args or example_kwargs):
             raise InputError(
-                "The scales of a network with BatchNorm were to be corrected, and which layer a BatchNorm follows is "
-                "read off the graph. Pass example inputs behind the models, or symmetry=."
+                "Scale correction of a network with BatchNorm needs its graph, to find the layer that a BatchNorm "
+                "follows. Pass example inputs after the models, or symmetry=."
             )
         found = symmetry if symmetry is not None else find_symmetry(models[0], *example_args, **example_kwargs)
         followed = norms_after_layers(found.geometry.graph.program)
     with torch.no_grad():
-        for name in _layers(mixed):
+        for name, (_, reason) in _weight_layers(mixed).items():
+            if reason:
+                continue
             layers = [model.get_submodule(name) for model in (mixed, *models)]
             norm = followed.get(f"{name}.weight" if name else "weight")
             if norm is None:
@@ -303,27 +293,14 @@ def correct_scales(
     return mixed
 
 
-def corrected_along(
-    path: LinearPath, a: nn.Module, b: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]
-) -> LinearPath:
-    """The same path from a to b, the scales of every point corrected."""
+def corrected_along(path: LinearPath, a: nn.Module, b: nn.Module, example: Call) -> LinearPath:
+    """The same path from a to b with the scales of every point corrected."""
     args, kwargs = example
     with evaluating(path.scratch):
         found = find_symmetry(path.scratch, *args, **kwargs) if batch_norms(a) else None
     points = [tensors_of(correct_scales([a, b], weights=(1 - t, t), symmetry=found)) for t in path.ts]
     real = [name for name, tensor in path.first.items() if tensor.is_floating_point()]
     return path.with_own({name: torch.stack([point[name] for point in points]) for name in real})
-
-
-def _layers(model: nn.Module) -> list[str]:
-    """Paths of linear and convolution layers with weights of their own."""
-    shared = {name for group in names_by_tensor(model) if len(group) > 1 for name in group}
-    found = []
-    for path, module in model.named_modules():
-        own = {f"{path}.{key}" if path else key for key, _ in module.named_parameters(recurse=False)}
-        if isinstance(module, WeightLayer) and "weight" in module._parameters and not own & shared:
-            found.append(path)
-    return found
 
 
 def norms_after_layers(program: Program) -> dict[str, str]:
@@ -334,7 +311,7 @@ def norms_after_layers(program: Program) -> dict[str, str]:
     for call in program.calls:
         if "batch_norm" not in call.op or not isinstance(call.args[4], Ref):
             continue
-        before = _origin(made, call)
+        before = _producer(made, call)
         variance = targets.get(call.args[4].name)
         weight = targets.get(before.args[1].name) if before is not None and isinstance(before.args[1], Ref) else None
         if variance is not None and weight is not None:
@@ -342,16 +319,13 @@ def norms_after_layers(program: Program) -> dict[str, str]:
     return found
 
 
-def _origin(made: dict[str, Call], call: Call) -> Call | None:
+def _producer(made: dict[str, ProgramCall], call: ProgramCall) -> ProgramCall | None:
     """The linear or convolution call whose output a call reads."""
     while isinstance(call.args[0], Ref) and call.args[0].name in made:
         call = made[call.args[0].name]
-        if call.op not in SAME:
+        if call.op not in PASS_THROUGH:
             return call if "conv" in call.op or call.op == "aten.linear.default" else None
     return None
-
-
-# -- one layer ---------------------------------------------------------------------------------------------------------
 
 
 def _rows(layer: nn.Module) -> Float[Tensor, "units entries"]:
@@ -369,24 +343,16 @@ def _lengths(layer: nn.Module) -> Float[Tensor, "*units"]:
     return (rows if bias is None else torch.cat([rows, bias.double()[:, None].to(rows.device)], 1)).norm(dim=1)
 
 
-def _growth(layers: Sequence[nn.Module], shares: Sequence[float | int]) -> Float[Tensor, "*units"]:
-    """n̄ / n of every unit of a mixed layer; layers: the mixed one, then its origins. 1 where there is no length."""
-    mixed, *own = (_lengths(layer) for layer in layers)
-    wanted = torch.stack([share * n.to(mixed.device) for share, n in zip(shares, own, strict=True)]).sum(0)
-    return torch.where(mixed > 0, wanted / torch.where(mixed > 0, mixed, 1.0), 1.0)
-
-
 def _lengthen(layers: Sequence[nn.Module], shares: Sequence[float | int]) -> None:
-    layer, scale = layers[0], _growth(layers, shares)
-    weight = layer.get_parameter("weight")
-    if isinstance(layer, _ConvNd) and layer.transposed:
-        per_group = scale.view(layer.groups, 1, -1, *[1] * (weight.dim() - 2))
-        weight.copy_((weight.double().unflatten(0, (layer.groups, -1)) * per_group).flatten(0, 1))
-    else:
-        weight.copy_(weight.double() * scale.view(-1, *[1] * (weight.dim() - 1)))
-    if getattr(layer, "bias", None) is not None:
-        bias = layer.get_parameter("bias")
-        bias.copy_(bias.double() * scale)
+    """Multiply the units of a mixed layer by n̄ / n; layers: the mixed one, then those of the networks."""
+    mixed, *own = map(_lengths, layers)
+    wanted = torch.stack([share * n.to(mixed.device) for share, n in zip(shares, own, strict=True)]).sum(0)
+    scale = torch.where(mixed > 0, wanted / torch.where(mixed > 0, mixed, 1.0), 1.0)
+    layer = layers[0]
+    assert isinstance(layer, WeightLayer)
+    _scale_weight(layer, scale)
+    if layer.bias is not None:
+        layer.bias.copy_(layer.bias.double() * scale)
 
 
 def _set_variance(norms: Sequence[nn.Module], layers: Sequence[nn.Module], shares: Sequence[float | int]) -> None:
@@ -396,4 +362,4 @@ def _set_variance(norms: Sequence[nn.Module], layers: Sequence[nn.Module], share
     for norm, layer, share in zip(norms[1:], layers[1:], shares, strict=True):
         deviation = (norm.get_buffer("running_var").double().to(total.device) + eps).sqrt()
         total += share * deviation[:, None] * functional.normalize(_rows(layer).to(total.device), dim=1, eps=SHORTEST)
-    buffer.copy_((total.square().sum(1) - eps).clamp(min=0.0))  # a variance is not negative, however small it became
+    buffer.copy_((total.square().sum(1) - eps).clamp(min=0.0))  # a variance is never negative

@@ -1,1 +1,1 @@
-"""The floor under all verbs: batches, layers and their activations, BatchNorm statistics, evaluation, sets of weights."""
+"""What all verbs build on: batches, layers and their activations, BatchNorm statistics, evaluation, weights."""

@@ -1,6 +1,4 @@
-"""Reading data: any iterable of (inputs, targets) as calls of a model on its device and in its precision, and a
-fingerprint of the samples that were read.
-"""
+"""Batches of data: calls of a model on its device and in its precision, and a fingerprint of the samples."""
 
 from __future__ import annotations
 
@@ -16,16 +14,13 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 
 from intertwine.errors import InputError, MismatchError
 
-# ----------------------------------------------------------------------------------------------------
-# Batches: any iterable of (inputs, targets) as calls of a model, on its device and in its precision.
-
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one call of a model
 DATA_ADVICE = "Pass an iterable of (inputs, targets) batches, such as a DataLoader; one batch is [(inputs, targets)]."
+DIGEST_BYTES = 16  # of one sample
 
 
 def calls(data: Any) -> Iterator[Call]:
-    """The arguments of the call that each (inputs, targets) batch stands for; targets are left out.
+    """The arguments of one call of the model per (inputs, targets) batch; targets are left out.
 
     >>> import torch
     >>> x, y = torch.zeros(4, 3), torch.zeros(4)
@@ -46,13 +41,13 @@ def check_batches(data: Any) -> None:
     """
     if not isinstance(data, (str, bytes, Tensor, Mapping)) and isinstance(data, Iterable):
         return
-    whole = callable(getattr(data, "batches", None))  # a data set of the zoo, with a training and a test part
-    advice = 'Pass one part of it: data.batches("test"), or data.batches("train").' if whole else DATA_ADVICE
+    is_dataset = callable(getattr(data, "batches", None))  # a data set of the zoo, with a training and a test part
+    advice = 'Pass one part of it: data.batches("test"), or data.batches("train").' if is_dataset else DATA_ADVICE
     raise InputError(f"data must be an iterable of (inputs, targets) batches; found {kind_of(data)}. {advice}")
 
 
 def check_readable_again(data: Any, reading: str = "The data is read twice") -> None:
-    """Refuse data that is gone after one pass, where it is needed again.
+    """Refuse data that can be read only once where it is needed again.
 
     >>> check_readable_again(batch for batch in [])
     Traceback (most recent call last):
@@ -77,13 +72,14 @@ def _call(batch: Any) -> Call:
 
 
 def kind_of(value: Any) -> str:
+    """The type of a value, with the shape of a tensor or the length of a tuple or list, for messages."""
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)}"
     return f"{type(value).__name__} of {len(value)}" if isinstance(value, (tuple, list)) else type(value).__name__
 
 
-def copied_arguments(given: Any) -> Any:
-    """Arguments or other values with their tensors copied: a forward that works in place writes over what it is given.
+def copied_arguments(arguments: Any) -> Any:
+    """Arguments with their tensors copied, because a forward that works in place overwrites its inputs.
 
     >>> import torch
     >>> x = torch.ones(2)
@@ -91,40 +87,36 @@ def copied_arguments(given: Any) -> Any:
     >>> torch.equal(x, y), x is y
     (True, False)
     """
-    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, given)
+    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, arguments)
 
 
 def on_device_of(call: Call, model: nn.Module) -> Call:
-    """The arguments on the model's device; numbers in its precision, where all of its weights share one."""
+    """The arguments on the model's device, floats in its precision if all of its weights share one."""
     tensors = [*model.parameters(), *model.buffers()]
     if not tensors:
         return call
     if any(tensor.is_meta for tensor in tensors):
         raise InputError(
-            f"{type(model).__name__} was to be run on data, but weights of it are on the meta device and hold no "
+            f"{type(model).__name__} cannot run on data: some of its weights are on the meta device and hold no "
             "numbers. Load them first: model.load_state_dict(state, assign=True)."
         )
-    kinds = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
-    dtype = next(iter(kinds)) if len(kinds) == 1 else None
+    dtypes = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
 
-    def place(value: Any) -> Any:
+    def moved(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         return value.to(tensors[0].device, dtype if value.is_floating_point() else None)
 
-    return tree_map(place, call)
+    return tree_map(moved, call)
 
 
-# ----------------------------------------------------------------------------------------------------
-# A fingerprint of the data behind some features: which samples, in which order, however they were cut into batches.
-
-
-WIDTH = 16  # bytes of the digest of one sample
+# -- Fingerprints of data ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """How many samples, a digest of them in their order, and one of the same samples in any order."""
+    """Which samples were read: how many, a digest of them in their order, and one that ignores the order."""
 
     samples: int
     digest: str
@@ -142,20 +134,18 @@ class Fingerprint:
         if self == other:
             return
         if self.samples != other.samples:
-            raise MismatchError(
-                f"Features are compared sample by sample, but {first} has {self.samples} samples and {second} "
-                f"{other.samples}. Give both the same inputs."
+            problem = f"{first} has {self.samples} samples and {second} {other.samples}. Give both the same inputs."
+        elif self.unordered == other.unordered:
+            problem = (
+                f"{first} and {second} have the same {self.samples} samples in another order. Turn shuffling off, or "
+                "collect both from one list of batches."
             )
-        if self.unordered == other.unordered:
-            raise MismatchError(
-                f"Features are compared sample by sample, but {first} and {second} have the same {self.samples} "
-                "samples in another order. Turn shuffling off, or collect both from one list of batches."
+        else:
+            problem = (
+                f"the {self.samples} samples of {first} are not those of {second}: their inputs differ. Random "
+                "augmentation, another normalisation or another dtype is enough; give both the same inputs."
             )
-        raise MismatchError(
-            f"Features are compared sample by sample, but the {self.samples} samples of {first} are not those of "
-            f"{second}: their inputs differ. Random augmentation, another normalisation or another type of numbers is "
-            "enough; give both the same inputs."
-        )
+        raise MismatchError(f"Features are compared sample by sample, but {problem}")
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -167,7 +157,7 @@ class Fingerprint:
 
 @dataclass
 class Hasher:
-    """A running fingerprint: give it the arguments of each call of the model."""
+    """A running fingerprint, updated with the arguments of each call of the model."""
 
     axis: int = 0  # of the inputs, along which the samples lie
     samples: int = 0
@@ -176,74 +166,67 @@ class Hasher:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Of all samples until now."""
-        total = self._total.to_bytes(WIDTH, "big").hex()
-        return Fingerprint(self.samples, self._ordered.hexdigest()[: 2 * WIDTH], total)
+        """Of all samples so far."""
+        total = self._total.to_bytes(DIGEST_BYTES, "big").hex()
+        return Fingerprint(self.samples, self._ordered.hexdigest()[: 2 * DIGEST_BYTES], total)
 
-    def add(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Hasher:
-        """Take in one batch, sample by sample, so that the size of batches does not matter."""
+    def add(self, call: Call) -> Hasher:
+        """Add one batch, sample by sample, so that the batch size does not matter."""
         count = samples_of(call, self.axis)
-        head = hashlib.blake2b(digest_size=WIDTH)
+        shared = hashlib.blake2b(digest_size=DIGEST_BYTES)
         rows: list[Any] = []
-        for path, leaf in sorted(_leaves(call), key=itemgetter(0)):  # keywords have no order
-            if isinstance(leaf, Tensor) and leaf.dim() > self.axis and leaf.shape[self.axis] == count:
-                by_sample = leaf.movedim(self.axis, 0)
-                head.update(f"{path}:{leaf.dtype}{tuple(by_sample.shape[1:])};".encode())
+        for path, value in sorted(_values(call), key=itemgetter(0)):  # keywords have no order
+            if isinstance(value, Tensor) and value.dim() > self.axis and value.shape[self.axis] == count:
+                by_sample = value.movedim(self.axis, 0)
+                shared.update(f"{path}:{value.dtype}{tuple(by_sample.shape[1:])};".encode())
                 rows.append(_bytes(by_sample, count))
-            elif isinstance(leaf, Tensor):  # not one entry per sample: part of every sample
-                head.update(f"{path}:{leaf.dtype}{tuple(leaf.shape)};".encode() + _bytes(leaf, 1).tobytes())
+            elif isinstance(value, Tensor):  # not one entry per sample: part of every sample
+                shared.update(f"{path}:{value.dtype}{tuple(value.shape)};".encode() + _bytes(value, 1).tobytes())
             else:
-                plain = leaf if isinstance(leaf, (str, int, float, type(None))) else type(leaf).__name__
-                head.update(f"{path}={plain!r};".encode())
+                plain = value if isinstance(value, (str, int, float, type(None))) else type(value).__name__
+                shared.update(f"{path}={plain!r};".encode())
         for i in range(count):
-            one = head.copy()
+            sample = shared.copy()
             for row in rows:
-                one.update(row[i])
-            digest = one.digest()
+                sample.update(row[i])
+            digest = sample.digest()
             self._ordered.update(digest)
-            self._total = (self._total + int.from_bytes(digest, "big")) % (1 << 8 * WIDTH)
+            self._total = (self._total + int.from_bytes(digest, "big")) % (1 << 8 * DIGEST_BYTES)
         self.samples += count
         return self
 
-    def watch(self, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> Iterator[Any]:
-        """The same calls, each taken in as it passes."""
-        for call in batches:
-            self.add(call)
-            yield call
 
-
-def samples_of(call: tuple[tuple[Any, ...], dict[str, Any]], axis: int = 0) -> int:
-    """The number of samples of a batch: the size of the first tensor among the inputs along the axis of samples.
+def samples_of(call: Call, axis: int = 0) -> int:
+    """The number of samples of a batch: the size of the first input tensor along the sample axis.
 
     >>> samples_of(((torch.zeros(5, 2),), {}))
     5
     """
-    leaves = [leaf for _, leaf in _leaves(call) if isinstance(leaf, Tensor) and leaf.dim() > axis]
-    if not leaves:
-        raise InputError(
-            "The inputs of a batch hold no tensor with an axis of samples. Inputs are a tensor, a tuple of tensors or "
-            "a mapping of keyword arguments; turn arrays into tensors first."
-        )
-    return leaves[0].shape[axis]
+    for _, value in _values(call):
+        if isinstance(value, Tensor) and value.dim() > axis:
+            return value.shape[axis]
+    raise InputError(
+        "The inputs of a batch hold no tensor with a sample axis. Inputs are a tensor, a tuple of tensors or a mapping "
+        "of keyword arguments; turn arrays into tensors first."
+    )
 
 
-def _leaves(call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[tuple[str, Any]]:
-    return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(call)[0]]
+def _values(call: Call) -> list[tuple[str, Any]]:
+    return [(keystr(path), value) for path, value in tree_flatten_with_path(call)[0]]
 
 
 def _bytes(tensor: Tensor, rows: int) -> Any:
-    """The raw bytes of a tensor, cut into rows."""
+    """The raw bytes of a tensor, split into rows."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(rows, -1 if plain.numel() else 0).view(torch.uint8).numpy()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Labelled batches: what a pass over (inputs, targets) needs, on the device and in the precision of a network.
+# -- Batches with targets ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledBatch:
-    """One batch: the arguments of the call, the targets, and the number of samples."""
+    """One batch on the device of a model: the arguments of the call, the targets, and the number of samples."""
 
     given: Call
     targets: Any
@@ -251,14 +234,14 @@ class LabelledBatch:
 
     @property
     def call(self) -> Call:
-        """The arguments for one call: a forward may write over them, and other networks are to see the same ones."""
+        """A copy of the arguments: a forward may overwrite them, and the next network needs the same ones."""
         return copied_arguments(self.given)
 
 
 def labelled_batches(
     data: Any, model: nn.Module, hasher: Hasher | None = None, purpose: str = "data"
 ) -> Iterator[LabelledBatch]:
-    """The batches of some data, placed for a model; batches without samples are left out.
+    """The batches of some data, moved to the device of a model; batches without samples are left out.
 
     >>> import torch
     >>> batches = labelled_batches([(torch.zeros(4, 3), torch.zeros(4).long())], nn.Linear(3, 2))
@@ -266,17 +249,17 @@ def labelled_batches(
     [4]
     """
     check_batches(data)
-    found = False
+    empty = True
     for batch in data:
-        (call,) = calls([batch])
+        call = _call(batch)
         if not (samples := samples_of(call)):
             continue
-        found = True
+        empty = False
         if hasher is not None:
             hasher.add(call)
         ((targets,), _) = on_device_of(((batch[1],), {}), model)
         yield LabelledBatch(on_device_of(call, model), targets, samples)
-    if not found:
+    if empty:
         raise InputError(
             f"The {purpose} holds no samples. Pass at least one batch (inputs, targets); a generator can be read only "
             "once, so pass a list or a DataLoader where data is needed twice."

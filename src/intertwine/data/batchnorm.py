@@ -1,4 +1,4 @@
-"""Running statistics of BatchNorm, estimated again: exact mean and variance over the data, in one pass per network."""
+"""BatchNorm statistics re-estimated: exact mean and variance over the data, in one pass per network."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from intertwine.graph.model import refuse_scripted
 
 @dataclass
 class ChannelMoments:
-    """Count, mean and sum of squared deviations per channel, joined batch by batch in float64 without cancellation."""
+    """Count, mean and sum of squared deviations per channel, updated batch by batch in float64 without cancellation."""
 
     count: int = 0
     mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     def add(self, x: Tensor, channels: int) -> None:
-        """Take in a tensor whose axis `channels` holds the channels."""
+        """Add a tensor whose axis `channels` holds the channels."""
         rows = x.detach().movedim(channels, 0).flatten(1).double()
         mean = rows.mean(1)
         self.join(rows.shape[1], mean, (rows - mean[:, None]).square().sum(1))
 
     def join(self, count: int, mean: Tensor, squares: Tensor) -> None:
-        """Take in the count, mean and sum of squared deviations of other values."""
+        """Add the count, mean and sum of squared deviations of other values."""
         shift = mean - self.mean.to(mean.device)
         total = self.count + count
         self.squares = self.squares.to(mean.device) + squares + shift.square() * (self.count * count / total)
@@ -47,10 +47,10 @@ class ChannelMoments:
 
 
 def reset_statistics(model: nn.Module, data: Any) -> nn.Module:
-    """A new network whose BatchNorm statistics are those of the data.
+    """A new network with BatchNorm statistics re-estimated on the data.
 
-    Layers normalise by the statistics of each batch while the data passes, as in training; dropout stays off. What is
-    kept is the exact mean and unbiased variance over all batches, whatever their sizes, not a moving average.
+    Layers normalise by the statistics of each batch while the data passes, as in training; dropout stays off. The new
+    statistics are the exact mean and unbiased variance over all batches, whatever their sizes, not a moving average.
 
     Args:
         model: a network with BatchNorm; not changed. data: batches of (inputs, targets), each of two samples or more.
@@ -71,25 +71,36 @@ def reset_statistics(model: nn.Module, data: Any) -> nn.Module:
 
 
 def reset_statistics_along(path: LinearPath, data: Any) -> tuple[LinearPath, Fingerprint]:
-    """The same path, every point with its own statistics; and the fingerprint of the data. The data is read once."""
+    """The same path with statistics re-estimated at every point; and the data's fingerprint. The data is read once."""
     refuse_scripted(path.scratch)
     norms = batch_norms(path.scratch)
     if not norms:
         raise InputError(
-            "Statistics were to be reset, but the network has no BatchNorm layer with running statistics. Leave "
-            "reset_statistics out; intertwine.connect.repair.repair mends networks without BatchNorm."
+            "The network has no BatchNorm layer with running statistics, so there is nothing to reset. Leave "
+            "reset_statistics out; intertwine.connect.repair.repair handles networks without BatchNorm."
         )
     hasher, batches = Hasher(), 0
     moments = [{name: ChannelMoments() for name in norms} for _ in path.ts]
     with evaluating(path.scratch):
         for batch in labelled_batches(data, path.scratch, hasher, purpose="data for the statistics"):
             batches += 1
-            for point, own in enumerate(moments):
+            for point, of_point in enumerate(moments):
                 args, kwargs = batch.call
                 network = path.network(point)
-                with _listening(norms, own):
+                with _recording(norms, of_point):
                     network(*args, **kwargs)
-    return path.with_own(_stacked(norms, moments, batches)), hasher.fingerprint
+    own: dict[str, Tensor] = {}
+    for name, norm in norms.items():
+        found = [of_point[name] for of_point in moments]
+        if not found[0].count:
+            continue  # the forward never calls this layer, so its statistics do not matter
+        prefix = f"{name}." if name else ""
+        means, variances = [m.mean for m in found], [m.variance(correction=1) for m in found]
+        for buffer, values in (("running_mean", means), ("running_var", variances)):
+            own[prefix + buffer] = torch.stack(values).to(norm.get_buffer(buffer))
+        if norm.num_batches_tracked is not None:
+            own[prefix + "num_batches_tracked"] = torch.full_like(norm.num_batches_tracked, batches).expand(len(found))
+    return path.with_own(own), hasher.fingerprint
 
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
@@ -99,19 +110,19 @@ def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 @contextmanager
-def _listening(norms: dict[str, _BatchNorm], moments: dict[str, ChannelMoments]) -> Iterator[None]:
-    """BatchNorm layers in training mode, the statistics of every call taken into the moments."""
+def _recording(norms: dict[str, _BatchNorm], moments: dict[str, ChannelMoments]) -> Iterator[None]:
+    """BatchNorm layers in training mode; the statistics of every call are added to the moments."""
+
+    def restore(norm: _BatchNorm, momentum: float | None) -> None:
+        norm.training, norm.momentum = False, momentum
+
     with ExitStack() as stack:
         for name, norm in norms.items():
-            stack.callback(_restore, norm, norm.momentum)
+            stack.callback(restore, norm, norm.momentum)
             for handle in _attach(name, norm, moments[name]):
                 stack.callback(handle.remove)
-            norm.training, norm.momentum = True, 1.0  # the layer itself then leaves the statistics of the batch behind
+            norm.training, norm.momentum = True, 1.0  # the layer then stores the statistics of the batch
         yield
-
-
-def _restore(norm: _BatchNorm, momentum: float | None) -> None:
-    norm.training, norm.momentum = False, momentum
 
 
 def _attach(name: str, norm: _BatchNorm, moments: ChannelMoments) -> tuple[RemovableHandle, RemovableHandle]:
@@ -119,7 +130,7 @@ def _attach(name: str, norm: _BatchNorm, moments: ChannelMoments) -> tuple[Remov
 
     def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         check_varies(name, args[0] if args else kwargs["input"], channels=1)
-        mean.zero_()  # what is not finite would stay, even at full momentum
+        mean.zero_()  # NaN would survive even full momentum
         variance.zero_()
 
     def after(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
@@ -130,10 +141,8 @@ def _attach(name: str, norm: _BatchNorm, moments: ChannelMoments) -> tuple[Remov
         else:
             moments.add(x, channels=1)  # half precision would round every batch
 
-    return (
-        norm.register_forward_pre_hook(before, with_kwargs=True),
-        norm.register_forward_hook(after, with_kwargs=True),
-    )
+    hook = norm.register_forward_hook(after, with_kwargs=True)
+    return norm.register_forward_pre_hook(before, with_kwargs=True), hook
 
 
 def check_varies(name: str, x: Tensor, channels: int) -> None:
@@ -143,21 +152,3 @@ def check_varies(name: str, x: Tensor, channels: int) -> None:
             f"A batch gives the layer {name!r} one value per channel, which has no variance. Use larger batches, or "
             "leave the last small one out (drop_last=True)."
         )
-
-
-def _stacked(norms: dict[str, _BatchNorm], moments: list[dict[str, ChannelMoments]], batches: int) -> dict[str, Tensor]:
-    own: dict[str, Tensor] = {}
-    for name, norm in norms.items():
-        if not moments[0][name].count:
-            continue  # the forward never calls it: its statistics matter to nothing
-        prefix = f"{name}." if name else ""
-        kept = [point[name] for point in moments]
-        for buffer, values in (
-            ("running_mean", [m.mean for m in kept]),
-            ("running_var", [m.variance(correction=1) for m in kept]),
-        ):
-            old = getattr(norm, buffer)
-            own[prefix + buffer] = torch.stack(values).to(old.device, old.dtype)
-        if norm.num_batches_tracked is not None:
-            own[prefix + "num_batches_tracked"] = torch.full_like(norm.num_batches_tracked, batches).expand(len(kept))
-    return own

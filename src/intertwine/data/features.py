@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,6 @@ from intertwine.data.batches import Call, Fingerprint, Hasher, calls, samples_of
 from intertwine.data.layers import LayerPath, exact_paths, layer_paths, record
 from intertwine.data.layouts import LayoutFinder, arrange, check_layout, mask_of
 from intertwine.errors import InputError, MismatchError, did_you_mean
-
-# ----------------------------------------------------------------------------------------------------
-# Layer: what is known of one captured layer, and how a list of them is printed.
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class CapturedLayer:
 
     @property
     def axis(self) -> int:
-        """The axis that holds the samples."""
+        """The sample axis."""
         return self.layout.index("n")
 
     @property
@@ -40,21 +37,20 @@ class CapturedLayer:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
-        plain = {"name": self.name, "module": self.module, "shape": list(self.shape)}
-        return plain | {"layout": self.layout, "dtype": self.dtype}
+        return asdict(self) | {"shape": list(self.shape)}
 
 
 def no_samples(x: Tensor, layout: str, samples: int) -> str:
-    """Why a tensor does not hold one entry per sample."""
+    """Why a tensor does not hold one entry per sample; empty if it does."""
     if not x.dim():
-        return "gives one number for all samples together. Name a layer that gives something for each of them."
+        return "gives one number for all samples together. Name a layer with one entry per sample."
     axis = layout.index("n")
     if x.dim() == len(layout) and x.shape[axis] == samples:
         return ""
     return (
-        f"gives a tensor {tuple(x.shape)} for {samples} samples, but samples should lie along its axis {axis}, as the "
-        f"layout {layout!r} says. Say which axis it is, such as layouts={{path: 'tnc'}} for time first; a module that "
-        "mixes samples with positions has none."
+        f"gives a tensor {tuple(x.shape)} for {samples} samples, but its axis {axis} should hold the samples by the "
+        f"layout {layout!r}. Give its layout, such as layouts={{path: 'tnc'}} for time first; a module that mixes "
+        "samples with positions has none."
     )
 
 
@@ -69,17 +65,15 @@ def layer_table(layers: tuple[CapturedLayer, ...], most: int = 30) -> list[str]:
     return lines + [f"  … and {len(layers) - most} more"] * (len(layers) > most)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where features come from: a model, its data and the places to listen at; and one pass over them.
-
+# -- One pass over the data --------------------------------------------------------------------------------------------
 
 FeatureBatch = tuple[dict[str, Tensor], Tensor | None]  # layer → tensor, and which tokens are not padding
 
 
 class FeatureStream:
-    """One pass over the features: batches of layer → tensor, and the fingerprint of the data until now.
+    """One pass over the features: batches of layer → tensor, and the fingerprint of the data so far.
 
-    `mask` is that of the batch handed out last: samples × tokens, False where a token is padding; None without one.
+    `mask` belongs to the latest batch: samples × tokens, False for padding; None if the inputs have no mask.
     """
 
     def __init__(
@@ -97,27 +91,26 @@ class FeatureStream:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Of the samples that have been handed out."""
+        """Of the samples so far."""
         return self._known or self._hasher.fingerprint
 
 
 @dataclass(eq=False)
 class FeatureSource:
-    """A model, its data and the places to listen at; walks the data as often as the data allows."""
+    """A model, its data and the captured layers; reads the data as often as the data allows."""
 
     model: nn.Module
     data: Any
-    places: tuple[LayerPath, ...]
+    layers: tuple[LayerPath, ...]
     device: str | torch.device | None
     axis: int = 0  # of the inputs, along which the samples lie
-    ahead: list[Call] = field(default_factory=list)  # what was read of data that can be read only once
-    rest: Iterator[Call] | None = None
-    spent: bool = False
     count: int = 0  # samples of the first batch
+    rest: Iterator[Call] | None = None  # what is left of data that can be read only once
+    spent: bool = False
 
     def first(self) -> Call:
         """The first batch with samples in it."""
-        batches = _with_samples(calls(self.data), self.axis)
+        batches = self._read()
         call = next(batches, None)
         if call is None:
             raise InputError(
@@ -126,68 +119,62 @@ class FeatureSource:
             )
         self.count = samples_of(call, self.axis)
         if isinstance(self.data, Iterator):
-            self.ahead, self.rest = [call], batches
+            self.rest = _resumed([call], batches)
         return call
 
     def samples(self) -> int | None:
-        """About how many samples the data holds, where it tells how many batches there are."""
+        """About how many samples the data holds; None if its number of batches is unknown."""
         return len(self.data) * self.count if isinstance(self.data, Sized) else None
 
     def batches(self) -> Iterator[Call]:
         """All batches."""
         if self.rest is None:
-            return _with_samples(calls(self.data), self.axis)
+            return self._read()
         if self.spent:
             raise InputError(
                 "These features were streamed once, and their data is a generator that cannot be read again. Pass a "
                 "list or a DataLoader, or call .collect() instead of iterating."
             )
         self.spent = True
-        return _chain(self.ahead, self.rest)
+        return self.rest
 
-    def walk(self, layers: tuple[CapturedLayer, ...], hasher: Hasher) -> Iterator[FeatureBatch]:
-        """The features of every batch."""
-        return self._walk(self.batches(), layers, hasher)
+    def _read(self) -> Iterator[Call]:
+        return (call for call in calls(self.data) if samples_of(call, self.axis))
 
-    def _walk(
+    def walk(
         self, batches: Iterator[Call], layers: tuple[CapturedLayer, ...], hasher: Hasher
     ) -> Iterator[FeatureBatch]:
+        """The features of every batch."""
         for call in batches:
-            found, _ = record(self.model, call, self.places, self.device)
-            for layer, (site, x) in zip(layers, found.items(), strict=True):
+            found, _ = record(self.model, call, self.layers, self.device)
+            for layer, (path, x) in zip(layers, found.items(), strict=True):
                 if problem := no_samples(x, layer.layout, samples_of(call, self.axis)):
-                    raise MismatchError(f"The layer {str(site)!r} {problem}")
+                    raise MismatchError(f"The layer {str(path)!r} {problem}")
             hasher.add(call)
-            yield {str(site): x for site, x in found.items()}, mask_of(call)
+            yield {str(path): x for path, x in found.items()}, mask_of(call)
 
 
-def _chain(ahead: list[Call], rest: Iterator[Call]) -> Iterator[Call]:
-    while ahead:
-        yield ahead.pop()
+def _resumed(first: list[Call], rest: Iterator[Call]) -> Iterator[Call]:
+    yield first.pop()  # not kept alive
     yield from rest
 
 
-def _with_samples(batches: Iterator[Call], axis: int) -> Iterator[Call]:
-    return (call for call in batches if samples_of(call, axis))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Features: what a network computes at chosen layers, streamed or collected, with a fingerprint of the data.
+# -- Features ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """What some layers compute on some data.
+    """The activations of some layers on some data.
 
     Iterating gives one mapping of layer → tensor per batch and keeps nothing; `collect` keeps everything.
 
     Attributes:
-        layers: what is captured, as the first batch showed it. skipped: (name, reason) of modules that fit a pattern or
-            `layers=None` and have no features.
+        layers: what is captured, as found on the first batch. skipped: (name, reason) of modules that a pattern or
+            `layers=None` selected and that have no features.
         values: layer → tensor of all samples; None before `collect`. policy: under which they were collected.
         fingerprint: of the data; known after `collect`. While streaming, the stream has it: `stream = iter(features)`.
-        mask: samples × tokens, False where a token is padding, where the inputs have an attention mask and the values
-            are as captured; policies leave padding out. While streaming, the stream has it.
+        mask: samples × tokens, False for padding, if the inputs have an attention mask and no policy has been applied.
+            While streaming, the stream has it.
     """
 
     layers: tuple[CapturedLayer, ...]
@@ -209,8 +196,8 @@ class Features:
             if layer.name == name:
                 return layer
         raise InputError(
-            f"The layer {name!r} was asked for, but these features do not hold it. {did_you_mean(name, self.names)}"
-            "Name it among the layers when the features are captured."
+            f"These features do not hold the layer {name!r}. {did_you_mean(name, self.names)}Name it among the layers "
+            "when the features are captured."
         )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -218,8 +205,8 @@ class Features:
         self.layer(name)
         if self.values is None:
             raise InputError(
-                f"The tensor of {name!r} was asked for, but these features are streamed. Call .collect() first, which "
-                "keeps them in memory, or iterate over the batches."
+                f"These features are streamed, so there is no tensor of {name!r} over all samples. Call .collect() "
+                "first, which keeps them in memory, or iterate over the batches."
             )
         return self.values[name]
 
@@ -231,10 +218,10 @@ class Features:
         if self.source is None:
             return FeatureStream(iter([(dict(self.values or {}), self.mask)]), known=self.fingerprint)
         hasher = Hasher(self.source.axis)
-        return FeatureStream(self.source.walk(self.layers, hasher), hasher)
+        return FeatureStream(self.source.walk(self.source.batches(), self.layers, hasher), hasher)
 
     def collect(self, policy: str | None = None) -> Features:
-        """The same features in memory, as they are or under a policy ("channels", "flatten", "pool", "tokens")."""
+        """The same features in memory, as captured or under a policy ("channels", "flatten", "pool", "tokens")."""
         if self.values is not None:
             if policy in (None, self.policy):
                 return self
@@ -253,14 +240,14 @@ class Features:
         return replace(self, values=values, policy=policy, fingerprint=stream.fingerprint, source=None, mask=mask)
 
     def view(self, name: str, policy: str = "channels", layout: str | None = None) -> Tensor:
-        """A collected layer under a policy; `layout` overrides what is known of its axes."""
+        """A collected layer under a policy; `layout` overrides the layout that was found."""
         x = self[name]
         if self.policy == policy:
             return x
         if self.policy is not None:
             raise InputError(
-                f"{name!r} was asked for under {policy!r}, but was collected under {self.policy!r}. Collect without a "
-                "policy to have every view."
+                f"{name!r} was collected under the policy {self.policy!r}, so there is no view under {policy!r}. "
+                "Collect without a policy to have every view."
             )
         return arrange(x, policy, layout or self.layer(name).layout, self.mask)
 
@@ -280,15 +267,13 @@ class Features:
         }
 
     def __repr__(self) -> str:
-        count = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}"
-        if self.fingerprint is None or self.values is None:
-            state = "streamed"
-        else:
+        state = "streamed"
+        if self.fingerprint is not None and self.values is not None:
             size = sum(x.numel() * x.element_size() for x in self.values.values())
             under = f" under {self.policy}" if self.policy else ""
-            state = (
-                f"{self.fingerprint.samples} samples{under}, {size / 1e6:.1f} MB, data {self.fingerprint.digest[:8]}"
-            )
+            data = f"data {self.fingerprint.digest[:8]}"
+            state = f"{self.fingerprint.samples} samples{under}, {size / 1e6:.1f} MB, {data}"
+        count = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}"
         left = f", {len(self.skipped)} skipped" if self.skipped else ""
         return "\n".join([f"Features({count}, {state}{left})", *layer_table(self.layers)])
 
@@ -299,8 +284,8 @@ def _joined(layer: CapturedLayer, parts: list[Tensor], policy: str | None) -> Te
     except RuntimeError as error:
         shapes = ", ".join(sorted({str(tuple(part.shape)) for part in parts}))
         raise MismatchError(
-            f"The layer {layer.name!r} has another shape from batch to batch: {shapes}. Pad or crop the inputs to one "
-            'size, or collect under a policy that has one width, such as "pool", or "tokens" for padded text.'
+            f"The shape of the layer {layer.name!r} changes from batch to batch: {shapes}. Pad or crop the inputs to "
+            'one size, or collect under a policy that has one width, such as "pool", or "tokens" for padded text.'
         ) from error
 
 
@@ -312,20 +297,21 @@ def features(
     device: str | torch.device | None = None,
     sample_axis: int = 0,
 ) -> Features:
-    """What a model computes at some layers, on any data; the model is never changed.
+    """The activations of some layers of a model on any data; the model is never changed.
 
-    The first batch is run at once, so that a wrong path is refused here; the rest runs when the features are iterated
-    or collected. The model runs in evaluation mode without gradients; inputs are moved to its device and precision.
+    The first batch runs at once, so that a wrong path is refused here; the rest runs when the features are iterated or
+    collected. The model runs in evaluation mode without gradients; inputs are moved to its device and precision.
 
     Args:
+        model: the network.
         data: any iterable of (inputs, targets); inputs are a tensor, a tuple of tensors or a mapping of keywords.
         layers: module paths such as "layer1.0.relu", its input "layer1.0.relu:input", one of several calls
             "layer1.0.relu@2", one item of a tuple "lstm[1]", patterns "layer1.*.relu"; None for every module without
             children that gives a tensor. `intertwine.data.layers` explains the notation.
-        layouts: layer → layout, one letter per axis (n samples, c channels, p positions, t tokens), where the layout
-            that is found by itself is wrong. It is printed with the features.
+        layouts: layer → layout, one letter per axis (n samples, c channels, p positions, t tokens), for layers whose
+            automatic layout is wrong. It is printed with the features.
         device: where the features are kept; None leaves them on the model's device.
-        sample_axis: along which axis of the inputs the samples lie; 1 for a recurrent net that is fed time first.
+        sample_axis: the sample axis of the inputs; 1 for a recurrent net that is fed time first.
 
     Raises:
         InputError: an unknown path, a module that is not reached or gives no tensor, data that is not batches.
@@ -346,34 +332,28 @@ def features(
     ((3, 8, 4, 4), (48, 8), 3)
     """
     source = FeatureSource(model, data, layer_paths(model, layers), device, sample_axis)
-    call, known = source.first(), LayoutFinder()
-    with known.watching(model):
-        found, skipped = record(model, call, source.places, device, known.note)
+    call, finder = source.first(), LayoutFinder()
+    with finder.watching(model):
+        found, skipped = record(model, call, source.layers, device, finder.observe)
     given = dict(layouts or {})
     described: list[CapturedLayer] = []
-    for site in list(found):
-        one = not found[site].dim()
-        layer = None if one else _described(site, found[site], known, given.pop(str(site), None))
-        problem = no_samples(found[site], layer.layout if layer else "", samples_of(call, sample_axis))
-        if problem and site.exact:
-            raise InputError(f"The layer {str(site)!r} {problem}")
-        if problem or layer is None:
-            skipped[str(site)] = problem
-            del found[site]
-        else:
-            described.append(layer)
+    for path, x in list(found.items()):
+        this = replace(path, call=path.call or 1)
+        layout = check_layout(x, given.pop(str(path), None) or finder.found[this]) if x.dim() else ""
+        if problem := no_samples(x, layout, samples_of(call, sample_axis)):
+            if path.exact:
+                raise InputError(f"The layer {str(path)!r} {problem}")
+            skipped[str(path)] = problem
+            del found[path]
+            continue
+        shape = tuple(size for axis, size in enumerate(x.shape) if layout[axis] != "n")
+        dtype = str(x.dtype).removeprefix("torch.")
+        described.append(CapturedLayer(str(path), finder.kinds[this], shape, layout, dtype))
     if given:
         name, names = next(iter(given)), [layer.name for layer in described]
-        raise InputError(f"A layout was given for {name!r}, which is not captured. {did_you_mean(name, names)}")
+        raise InputError(f"A layout is given for {name!r}, which is not captured. {did_you_mean(name, names)}")
     if not described:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:3])
-        raise InputError(f"No layer that was asked for has features. {reasons}")
-    source.places = exact_paths(found)
+        raise InputError(f"None of the layers has features. {reasons}")
+    source.layers = exact_paths(found)
     return Features(tuple(described), tuple(skipped.items()), source=source)
-
-
-def _described(site: LayerPath, x: Tensor, known: LayoutFinder, given: str | None) -> CapturedLayer:
-    this = replace(site, call=site.call or 1)
-    layout = check_layout(x, given or known.found[this])
-    shape = tuple(size for axis, size in enumerate(x.shape) if layout[axis] != "n")
-    return CapturedLayer(str(site), known.kinds[this], shape, layout, str(x.dtype).removeprefix("torch."))

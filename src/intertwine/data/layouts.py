@@ -1,5 +1,7 @@
-"""Which axes a captured tensor has (samples, channels, positions, tokens), and the policies that turn it into samples
-× features; padding is left out.
+"""Which axes a captured tensor has, and the policies that turn it into samples × features; padding is left out.
+
+A layout names the axes of a tensor, one letter each: n samples, c channels, p positions in an image or signal, t
+tokens. A convolution gives "ncpp", a transformer "ntc", a linear layer "nc", a recurrent net fed time first "tnc".
 """
 
 from __future__ import annotations
@@ -19,20 +21,121 @@ from intertwine.data.layers import LayerPath, pick
 from intertwine.errors import InputError, MismatchError, did_you_mean
 from intertwine.graph.model import refuse_scripted
 
-# ----------------------------------------------------------------------------------------------------
-# Padding: which tokens of a batch are none, read off its attention mask, so that they enter no measure.
-#
-# Inputs given as a mapping may hold `attention_mask` (1 or True for a token) or `src_key_padding_mask` (True for padding)
-# of samples × tokens. Masks of other shapes say who attends to whom and not what is padding; they are not read. Only axes
-# of tokens, the letter t of a layout, are masked.
-
-
-#: Keyword → the value by which it says that a token is padding.
+#: Policy → what it makes of n samples with C channels at P positions.
+POLICIES = {
+    "channels": "(n·P, C): every position of every sample is one row",
+    "flatten": "(n, C·P): every channel at every position is one feature",
+    "pool": "(n, C): the mean over positions",
+    "tokens": "(n·T, d): like channels, for layers with tokens only",
+    "structured": "(n, C, P): for measures that tell channels from positions",
+}
+#: Number of axes → the layout if nothing else is known.
+DEFAULT_LAYOUTS = {1: "n", 2: "nc", 3: "ntc", 4: "ncpp", 5: "ncppp"}
+#: Keyword → the value with which it marks a token as padding.
 MASKS = {"attention_mask": False, "src_key_padding_mask": True}
+
+#: Files of torch.nn.modules whose layers have channels first; classes that have channels last.
+_CHANNELS_FIRST = {"conv", "batchnorm", "instancenorm", "pooling", "upsampling", "pixelshuffle", "padding"}
+_CHANNELS_LAST = (nn.Linear, nn.Bilinear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.EmbeddingBag)
+
+
+# -- Layouts -----------------------------------------------------------------------------------------------------------
+
+
+def layout_of(module: nn.Module, axes: int, keys: Sequence[str] = ()) -> str | None:
+    """The layout of a module's inputs and outputs, or None if the kind of module does not determine it.
+
+    >>> layout_of(nn.Conv1d(2, 2, 1), 3), layout_of(nn.Linear(2, 2), 4), layout_of(nn.ReLU(), 3)
+    ('ncp', 'nppc', None)
+    """
+    files = {base.__module__.removeprefix("torch.nn.modules.") for base in type(module).__mro__}
+    two_dimensional = "2d" in type(module).__name__.lower()  # LayerNorm2d of timm and torchvision has channels first
+    if files & _CHANNELS_FIRST or isinstance(module, (nn.GroupNorm, nn.LocalResponseNorm)) or two_dimensional:
+        return "nc" + "p" * (axes - 2) if axes >= 2 else None
+    if isinstance(module, _CHANNELS_LAST):
+        return {2: "nc", 3: "ntc"}.get(axes, "n" + "p" * (axes - 2) + "c") if axes >= 2 else None
+    is_first = not keys or keys[0] == "0"
+    if isinstance(module, nn.RNNBase) and axes == 3 and not is_first:
+        return "cnc"  # the last state of every layer and direction
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and axes == 3 and is_first:
+        return "ntc" if module.batch_first else "tnc"
+    return None
+
+
+def check_layout(x: Tensor, layout: str | None = None) -> str:
+    """The layout of a tensor, the default one for its number of axes if none is given.
+
+    >>> check_layout(torch.zeros(2, 3, 4, 4))
+    'ncpp'
+    """
+    if not x.dim():
+        raise InputError(
+            "A layer with one number for all samples together has no layout. Name a layer with one entry per sample."
+        )
+    if layout is None and x.dim() in DEFAULT_LAYOUTS:
+        return DEFAULT_LAYOUTS[x.dim()]
+    advice = 'A layout has one letter per axis: n samples (once), c channels, p positions, t tokens; such as "ncpp".'
+    if layout is None:
+        raise InputError(f"A tensor {tuple(x.shape)} has {x.dim()} axes and no default layout. {advice}")
+    if len(layout) != x.dim() or layout.count("n") != 1 or not set(layout) <= set("ncpt"):
+        raise InputError(f"The layout {layout!r} does not fit a tensor {tuple(x.shape)}. {advice}")
+    return layout
+
+
+@dataclass
+class LayoutFinder:
+    """Finds the layout of every captured tensor during the first forward.
+
+    The kind of module determines it if it can. Other modules, such as activations and blocks, take the layout of the
+    last determined output of the same shape, or else of the next one: a ReLU after Conv1d has channels first, after
+    Linear last.
+
+    Attributes:
+        recent: shape → the last layout determined for it. open: shape → layers that wait for one.
+        found: layer → layout. kinds: layer → class of its module.
+    """
+
+    recent: dict[tuple[int, ...], str] = field(default_factory=dict)
+    found: dict[LayerPath, str] = field(default_factory=dict)
+    kinds: dict[LayerPath, str] = field(default_factory=dict)
+    open: dict[tuple[int, ...], list[LayerPath]] = field(default_factory=dict)
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Hooks on all modules of the model, removed afterwards."""
+        refuse_scripted(model)
+        handles = [module.register_forward_hook(self._see) for module in model.modules()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _see(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+        try:
+            x = pick(output)
+        except LookupError:
+            return
+        if layout := layout_of(module, x.dim()):
+            self.recent[tuple(x.shape)] = layout
+            self.found.update(dict.fromkeys(self.open.pop(tuple(x.shape), ()), layout))
+
+    def observe(self, layer: LayerPath, module: nn.Module, x: Tensor) -> None:
+        """The callback for every captured tensor, in the order of the forward."""
+        known = layout_of(module, x.dim(), layer.keys) or self.recent.get(tuple(x.shape))
+        self.found[layer] = known or DEFAULT_LAYOUTS.get(x.dim()) or "n" + "p" * (x.dim() - 1)
+        if known is None:
+            self.open.setdefault(tuple(x.shape), []).append(layer)
+        self.kinds[layer] = type(module).__name__
+
+
+# -- Padding -----------------------------------------------------------------------------------------------------------
 
 
 def mask_of(call: Call) -> Tensor | None:
-    """Which tokens are not padding, samples × tokens; None where the inputs do not say.
+    """Which tokens are not padding, samples × tokens; None if the inputs hold no such mask.
+
+    Masks of other shapes describe which tokens attend to which, not padding, and are not read.
 
     >>> import torch
     >>> mask_of(((), {"attention_mask": torch.tensor([[1, 1, 0]])}))
@@ -46,10 +149,10 @@ def mask_of(call: Call) -> Tensor | None:
 
 
 def unpadded(x: Float[Tensor, "samples channels tokens"], mask: Tensor, policy: str) -> Float[Tensor, "rows channels"]:
-    """Tokens as rows ("channels", "tokens") or their mean ("pool"), padding left out.
+    """Tokens as rows ("channels", "tokens") or their mean ("pool"), without padding.
 
     Raises:
-        InputError: the policy has a place for every token, or a sample has no token at all.
+        InputError: the policy has an entry for every token, or a sample has no token at all.
         MismatchError: the mask is not of these tokens.
 
     >>> import torch
@@ -60,123 +163,33 @@ def unpadded(x: Float[Tensor, "samples channels tokens"], mask: Tensor, policy: 
     mask = mask.to(x.device)
     if mask.shape != (len(x), x.shape[2]):
         raise MismatchError(
-            f"The inputs have padding, and their mask is {mask.shape[0]} samples × {mask.shape[1]} tokens, but a layer "
-            f"has {len(x)} × {x.shape[2]}: which of its tokens are padding is not known. Leave that layer out, or give "
+            f"The padding mask of the inputs is {mask.shape[0]} samples × {mask.shape[1]} tokens, but a layer has "
+            f"{len(x)} × {x.shape[2]}: which of its tokens are padding is unknown. Leave that layer out, or give "
             "inputs of one length without a mask."
         )
     if policy in ("flatten", "structured"):
         raise InputError(
-            f"The inputs have padding, and the policy {policy!r} has a place for every token, so that padding would be "
-            'compared. Use "tokens" or "pool", or give inputs of one length. Measures that tell channels from '
-            'positions, such as relu_cka, need "pool" here.'
+            f"The inputs have padding, and the policy {policy!r} would compare it: it has an entry for every token. "
+            'Use "tokens" or "pool", or give inputs of one length. Measures that tell channels from positions, such as '
+            'relu_cka, need "pool" here.'
         )
     if policy != "pool":
         return x.transpose(1, 2)[mask]
     if not mask.any(1).all():
         empty = int((~mask.any(1)).nonzero()[0])
-        raise InputError(f"Sample {empty} of a batch has padding only, and so no mean over its tokens. Leave it out.")
+        raise InputError(f"Sample {empty} of a batch has padding only, so its tokens have no mean. Leave it out.")
     return x.masked_fill(~mask[:, None], 0).sum(2) / mask.sum(1, keepdim=True)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Policies: one explicit way from a layer's tensor to samples × features, for every measure alike.
-#
-# A layout names the axes of a tensor, one letter each: n samples, c channels, p positions in an image or signal, t
-# tokens. A convolution gives "ncpp", a transformer "ntc", a linear layer "nc", a recurrent net fed time first "tnc".
-
-
-#: Policy → what it makes of n samples with C channels at P positions.
-POLICIES = {
-    "channels": "(n·P, C): every position of every sample is one row",
-    "flatten": "(n, C·P): every channel at every position is one feature",
-    "pool": "(n, C): the mean over positions",
-    "tokens": "(n·T, d): like channels, for layers with tokens only",
-    "structured": "(n, C, P): for measures that tell channels from positions",
-}
-DEFAULT_LAYOUTS = {
-    1: "n",
-    2: "nc",
-    3: "ntc",
-    4: "ncpp",
-    5: "ncppp",
-}  # by the number of axes, where nothing more is known
-
-_FIRST = (
-    "conv",
-    "batchnorm",
-    "instancenorm",
-    "pooling",
-    "upsampling",
-    "pixelshuffle",
-    "padding",
-)  # of torch.nn.modules
-_LAST = (nn.Linear, nn.Bilinear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.EmbeddingBag)
-
-
-# -- layouts -----------------------------------------------------------------------------------------------------------
-
-
-def layout_of(module: nn.Module, axes: int, keys: Sequence[str] = ()) -> str | None:
-    """The layout of what a module gives or takes, where the kind of module tells; else None.
-
-    >>> layout_of(nn.Conv1d(2, 2, 1), 3), layout_of(nn.Linear(2, 2), 4), layout_of(nn.ReLU(), 3)
-    ('ncp', 'nppc', None)
-    """
-    kinds = {base.__module__.removeprefix("torch.nn.modules.") for base in type(module).__mro__}
-    two_dimensional = "2d" in type(module).__name__.lower()  # LayerNorm2d of timm and torchvision has channels first
-    if kinds & set(_FIRST) or isinstance(module, (nn.GroupNorm, nn.LocalResponseNorm)) or two_dimensional:
-        return "nc" + "p" * (axes - 2) if axes >= 2 else None
-    if isinstance(module, _LAST):
-        return {2: "nc", 3: "ntc"}.get(axes, "n" + "p" * (axes - 2) + "c") if axes >= 2 else None
-    if isinstance(module, nn.RNNBase) and axes == 3:
-        if keys and keys[0] != "0":
-            return "cnc"  # the last state of every layer and direction
-        return "ntc" if module.batch_first else "tnc"
-    if isinstance(module, nn.MultiheadAttention) and axes == 3 and (not keys or keys[0] == "0"):
-        return "ntc" if module.batch_first else "tnc"
-    return None
-
-
-def check_layout(x: Tensor, layout: str | None = None) -> str:
-    """The layout of a tensor, its usual one where none is given.
-
-    >>> check_layout(torch.zeros(2, 3, 4, 4))
-    'ncpp'
-    """
-    if not x.dim():
-        raise InputError(
-            "A layout was asked for of one number for all samples together, which has no axes. Name a layer that gives "
-            "something for each of them."
-        )
-    if layout is None and x.dim() in DEFAULT_LAYOUTS:
-        return DEFAULT_LAYOUTS[x.dim()]
-    advice = 'A layout has one letter per axis: n samples (once), c channels, p positions, t tokens; such as "ncpp".'
-    if layout is None:
-        raise InputError(f"A tensor {tuple(x.shape)} has {x.dim()} axes, for which no layout is usual. {advice}")
-    if len(layout) != x.dim() or layout.count("n") != 1 or not set(layout) <= set("ncpt"):
-        raise InputError(f"The layout {layout!r} was given for a tensor {tuple(x.shape)}. {advice}")
-    return layout
-
-
-def _ordered(x: Tensor, layout: str) -> tuple[Tensor, tuple[int, ...]]:
-    """Samples first, then all channels as one axis, then positions and tokens; and the sizes of these last."""
-    samples = layout.index("n")
-    channels = [i for i, letter in enumerate(layout) if letter == "c"]
-    places = [i for i, letter in enumerate(layout) if letter in "pt"]
-    sizes = tuple(x.shape[i] for i in places)
-    width = torch.Size([x.shape[i] for i in channels]).numel()
-    return x.permute([samples, *channels, *places]).reshape(x.shape[samples], width, *sizes), sizes
-
-
-# -- one layer ---------------------------------------------------------------------------------------------------------
+# -- One layer ---------------------------------------------------------------------------------------------------------
 
 
 def arrange(
     x: Tensor, policy: str = "channels", layout: str | None = None, mask: Tensor | None = None
 ) -> Float[Tensor, "rows ..."]:
-    """A layer's tensor under a policy; see `POLICIES`. Numbers of half precision are averaged in float32.
+    """A layer's tensor under a policy, see `POLICIES`. Half precision is averaged in float32.
 
-    With a mask (samples × tokens, False where a token is padding) padding is left out of rows and means of tokens.
+    With a mask (samples × tokens, False for padding) padding is left out of rows and means of tokens.
 
     >>> x = torch.zeros(2, 3, 4, 4)
     >>> [tuple(arrange(x, policy).shape) for policy in ("channels", "flatten", "pool", "structured")]
@@ -184,48 +197,49 @@ def arrange(
     >>> tuple(arrange(torch.zeros(2, 7, 5), "tokens").shape), tuple(arrange(x, "pool", layout="nppc").shape)
     ((14, 5), (2, 4))
     """
-    _check(x, policy)
+    if policy not in POLICIES:
+        raise InputError(
+            f"Unknown policy {policy!r}. {did_you_mean(policy, POLICIES)}Choose one of: {', '.join(POLICIES)}."
+        )
+    if not x.is_floating_point():
+        dtype = str(x.dtype).removeprefix("torch.")
+        raise InputError(f"A layer {tuple(x.shape)} of dtype {dtype} has no features to compare; it must hold floats.")
     layout = check_layout(x, layout)
     if policy == "tokens" and "t" not in layout:
         raise InputError(
-            f'The policy "tokens" was asked for, but a layer {tuple(x.shape)} of layout {layout!r} has no axis of '
-            'tokens. Use "channels", or give a layout with the letter t.'
+            f'The policy "tokens" does not fit: a layer {tuple(x.shape)} of layout {layout!r} has no axis of tokens. '
+            'Use "channels", or give a layout with the letter t.'
         )
     ordered, _ = _ordered(x, layout)
-    places = ordered.flatten(2) if ordered.dim() > 2 else ordered.unsqueeze(2)
+    rows = ordered.flatten(2) if ordered.dim() > 2 else ordered.unsqueeze(2)
     if mask is not None and "t" in layout and not mask.all():
-        return unpadded(_wide(places) if policy == "pool" else places, mask, policy)
-    return _arranged(places, policy)
-
-
-def _arranged(x: Float[Tensor, "samples channels positions"], policy: str) -> Tensor:
+        return unpadded(_wide(rows) if policy == "pool" else rows, mask, policy)
     match policy:
         case "flatten":
-            return x.flatten(1)
+            return rows.flatten(1)
         case "pool":
-            return _wide(x).mean(2)
+            return _wide(rows).mean(2)
         case "structured":
-            return x
-    return x.transpose(1, 2).flatten(0, 1)
+            return rows
+    return rows.transpose(1, 2).flatten(0, 1)
+
+
+def _ordered(x: Tensor, layout: str) -> tuple[Tensor, tuple[int, ...]]:
+    """Samples first, then all channels as one axis, then positions and tokens; and the sizes of these last."""
+    samples = layout.index("n")
+    channels = [i for i, letter in enumerate(layout) if letter == "c"]
+    positions = [i for i, letter in enumerate(layout) if letter in "pt"]
+    sizes = tuple(x.shape[i] for i in positions)
+    width = torch.Size([x.shape[i] for i in channels]).numel()
+    return x.permute([samples, *channels, *positions]).reshape(x.shape[samples], width, *sizes), sizes
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In at least float32, so that averages do not lose what they average."""
+    """In at least float32, so that averages do not lose precision."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def _check(x: Tensor, policy: str) -> None:
-    if policy not in POLICIES:
-        raise InputError(
-            f"The policy {policy!r} was asked for. {did_you_mean(policy, POLICIES)}The policies are "
-            f"{', '.join(POLICIES)}."
-        )
-    if not x.is_floating_point():
-        kind = str(x.dtype).removeprefix("torch.")
-        raise InputError(f"A layer of {kind} numbers {tuple(x.shape)} has no features to compare; it must hold floats.")
-
-
-# -- two layers --------------------------------------------------------------------------------------------------------
+# -- Two layers --------------------------------------------------------------------------------------------------------
 
 
 def arrange_pair(
@@ -237,7 +251,7 @@ def arrange_pair(
 ) -> tuple[Float[Tensor, "rows ..."], Float[Tensor, "rows ..."]]:
     """Two layers of the same samples under one policy, with rows that belong together.
 
-    Under "channels" and "structured" the larger resolution is averaged onto the smaller, axis by axis; where it is a
+    Under "channels" and "structured" the larger resolution is averaged onto the smaller, axis by axis; if it is a
     multiple, every average is over a block of equal size. Under "flatten" and "pool" nothing has to be matched.
 
     >>> fine, coarse = torch.arange(16.0).reshape(1, 1, 4, 4), torch.zeros(1, 3, 2, 2)
@@ -254,7 +268,7 @@ def arrange_pair(
         )
     if policy in ("channels", "structured", "tokens"):
         x, y, first, second = _matched(x, y, first, second)
-        if policy == "channels" and "t" in first + second:  # positions that meet tokens are padding where these are
+        if policy == "channels" and "t" in first + second:  # positions that are compared with tokens share their mask
             first, second = first.replace("p", "t"), second.replace("p", "t")
     return arrange(x, policy, first, mask), arrange(y, policy, second, mask)
 
@@ -297,51 +311,3 @@ def resized(x: Tensor, sizes: Sequence[int]) -> Float[Tensor, "samples channels 
             x = functional.adaptive_avg_pool1d(last.flatten(0, -2), size).reshape(*last.shape[:-1], size)
             x = x.movedim(-1, axis)
     return x
-
-
-# ----------------------------------------------------------------------------------------------------
-# Layouts of captured tensors, found while the first batch passes through the network.
-
-
-@dataclass
-class LayoutFinder:
-    """Finds the layout of every captured tensor during the first forward.
-
-    The kind of module tells where it can. Other modules, such as activations and blocks, take the layout that the last
-    telling module with an output of the same shape had, or else the next one: a ReLU behind Conv1d has channels first,
-    behind Linear last.
-    """
-
-    recent: dict[tuple[int, ...], str] = field(default_factory=dict)
-    found: dict[LayerPath, str] = field(default_factory=dict)
-    kinds: dict[LayerPath, str] = field(default_factory=dict)
-    open: dict[tuple[int, ...], list[LayerPath]] = field(
-        default_factory=dict
-    )  # shape → places without a telling module yet
-
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        refuse_scripted(model)
-        handles = [module.register_forward_hook(self._see) for module in model.modules()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _see(self, module: nn.Module, _inputs: Any, output: Any) -> None:
-        try:
-            x = pick(output)
-        except LookupError:
-            return
-        if layout := layout_of(module, x.dim()):
-            self.recent[tuple(x.shape)] = layout
-            self.found.update(dict.fromkeys(self.open.pop(tuple(x.shape), ()), layout))
-
-    def note(self, site: LayerPath, module: nn.Module, x: Tensor) -> None:
-        """Called for every tensor that is kept, in the order of the forward."""
-        known = layout_of(module, x.dim(), site.keys) or self.recent.get(tuple(x.shape))
-        self.found[site] = known or DEFAULT_LAYOUTS.get(x.dim()) or "n" + "p" * (x.dim() - 1)
-        if known is None:
-            self.open.setdefault(tuple(x.shape), []).append(site)
-        self.kinds[site] = type(module).__name__

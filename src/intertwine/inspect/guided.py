@@ -275,7 +275,7 @@ def read_place(model: nn.Module, at: str, images: Tensor, layout: str | None) ->
     """The one layer of a path, and the layout of its features, from a run on a copy of one image."""
     known = LayoutFinder()
     with known.watching(model):
-        found, _ = record(model, ((images[:1].clone(),), {}), layer_paths(model, at), note=known.note)
+        found, _ = record(model, ((images[:1].clone(),), {}), layer_paths(model, at), callback=known.observe)
     if len(found) != 1:
         raise InputError(f"{at!r} stands for {len(found)} layers: {', '.join(map(str, found))}. Name one.")
     ((site, tensor),) = found.items()

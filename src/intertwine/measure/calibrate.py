@@ -1,13 +1,12 @@
-"""Calibration: what a value means. How much of it chance alone gives, and how far it would move with other samples.
+"""`calibrate`: what a value means. The value of unrelated features, a p-value, and a confidence interval.
 
-Raw values grow with width and depth. A permutation of the samples of one side makes the two representations
-independent and leaves everything else as it is: the values that gives are the null, their mean the baseline to print
-beside every value, and the score runs from 0 at the baseline to 1 at identity.
+Raw values grow with width and depth. A permutation of the samples of one side makes the two representations independent
+and leaves everything else unchanged: the values under permutations are the null, their mean the baseline, and the score
+runs from 0 at the baseline to 1 at identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
@@ -16,22 +15,22 @@ import torch
 from torch import Generator, Tensor
 
 from intertwine.argument_types import Float
-from intertwine.errors import InputError
-from intertwine.measure.measure import Measure, PreparedRepresentation, Result, check_pair, find, represent
+from intertwine.errors import InputError, unknown_name
+from intertwine.measure.measure import Measure, Result, check_pair, find, represent
 
 INTERVALS = ("half-samples", "bootstrap")
 
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """A value beside what chance gives.
+    """A value compared with chance.
 
     Attributes:
         baseline: the mean of the null, which is the value of an independent pair. null: all of its values.
-        p_value: the chance of a value at least as close under the null; never below 1 / (draws + 1).
-        score: 0 at the baseline, 1 at identity; below 0 where two representations agree less than by chance.
-        interval: 95 % of what other samples of the same kind would give; not numbers where resamples have too few
-            values, as a note of the result then says.
+        p_value: the probability of a value at least as close under the null; never below 1 / (draws + 1).
+        score: 0 at the baseline, 1 at identity; below 0 if two representations agree less than by chance.
+        interval: the 95 % confidence interval over samples; NaN if too few resamples have a value, as a note of the
+            result then says.
     """
 
     result: Result
@@ -71,10 +70,11 @@ def calibrate(
     """A value with its permutation null, baseline, p-value, calibrated score and interval.
 
     Args:
-        x, y, name, options: as for `intertwine.measure`; a `Measure` of your own may stand for the name.
+        x, y, name, options: as for `intertwine.measure`; instead of the name also a `Measure` of your own.
         draws: permutations of the null. resamples: for the interval. seed: of both.
-        interval: "half-samples" takes random halves of the samples without replacement, whose spread is that of the
-            whole; "bootstrap" draws with replacement, which repeats samples and so lifts measures of pairs of samples.
+        interval: "half-samples" draws random halves of the samples without replacement; the spread of their values is
+            that of the whole. "bootstrap" draws with replacement, which repeats samples and so raises measures of pairs
+            of samples.
 
     Example:
         >>> import torch
@@ -85,17 +85,20 @@ def calibrate(
         (True, True, True)
     """
     if interval not in INTERVALS:
-        raise InputError(f"interval={interval!r} was asked for; it is one of {', '.join(INTERVALS)}.")
+        raise InputError(unknown_name("interval", interval, INTERVALS))
     if draws < 1 or resamples < 2:
-        raise InputError(f"draws={draws} and resamples={resamples} were asked for; give at least 1 and 2.")
+        raise InputError(f"draws must be at least 1 and resamples at least 2, but are {draws} and {resamples}.")
     measure = find(name, **options) if isinstance(name, str) else name
-    measure = replace(measure, baseline=False)  # the mean of the null says more than one order of the samples
+    measure = replace(measure, baseline=False)  # the mean of the null is better than one order of the samples
     check_pair(represent(x, "x"), represent(y, "y"))
     a, b = measure.prepare(x), measure.prepare(y)
     result = measure.compare(a, b)
     if result.degenerate:
         return Calibrated(result, nan, torch.zeros(0), nan, nan, (nan, nan))
-    null = torch.tensor([r.value for r in _null(measure, a, b, draws, seed)], dtype=torch.float64)
+    g = Generator().manual_seed(seed)
+    orders = (torch.randperm(b.samples, generator=g) for _ in range(draws))
+    values = [measure.compare(a, measure.permuted(b, order)).value for order in orders]
+    null = torch.tensor(values, dtype=torch.float64)
     baseline = float(null.nanmean())
     closer = null >= result.value if measure.kind == "similarity" else null <= result.value
     p_value = (1 + int(closer.sum())) / (1 + draws)
@@ -105,21 +108,12 @@ def calibrate(
     return Calibrated(result, baseline, null, p_value, score, spread)
 
 
-def _null(
-    measure: Measure, a: PreparedRepresentation, b: PreparedRepresentation, draws: int, seed: int
-) -> Iterator[Result]:
-    """Values with the samples of y in random orders; a measure that knows how does not prepare y again."""
-    g = Generator().manual_seed(seed)
-    for _ in range(draws):
-        yield measure.compare(a, measure.permuted(b, torch.randperm(b.samples, generator=g)))
-
-
 def _interval(
     measure: Measure, x: Tensor, y: Tensor, value: float, resamples: int, repeat: bool, seed: int
 ) -> tuple[tuple[float, float], tuple[str, ...]]:
     """The value plus and minus 1.96 standard errors, within the range of the measure; quantiles for the bootstrap.
 
-    Beside it a note where resamples have no value.
+    Also a note if resamples have no value.
     """
     g, n = Generator().manual_seed(seed + 1), len(x)
     results = []
@@ -128,7 +122,11 @@ def _interval(
         results.append(measure(x[rows], y[rows]))
     found = torch.tensor([result.value for result in results], dtype=torch.float64)
     found = found[found.isfinite()]
-    notes = _lacking(results, len(found), n if repeat else n // 2)
+    notes: tuple[str, ...] = ()
+    if len(found) < resamples:
+        why = next((result.degenerate for result in results if result.degenerate), "the value is not finite")
+        what = "no interval" if len(found) < 2 else f"the interval is of {len(found)} of {resamples} resamples"
+        notes = (f"{what}: of {n if repeat else n // 2} samples there may be no value ({why})",)
     if len(found) < 2:
         return (nan, nan), notes
     if repeat:
@@ -136,12 +134,3 @@ def _interval(
         return (low, high), notes
     error = 1.96 * float(found.std())
     return (max(measure.range[0], value - error), min(measure.range[1], value + error)), notes
-
-
-def _lacking(results: Sequence[Result], finite: int, size: int) -> tuple[str, ...]:
-    """A note where not every resample has a value, with the first reason."""
-    if finite == len(results):
-        return ()
-    why = next((result.degenerate for result in results if result.degenerate), "the value is not finite")
-    what = "no interval" if finite < 2 else f"the interval is of {finite} of {len(results)} resamples"
-    return (f"{what}: of {size} samples there may be no value ({why})",)

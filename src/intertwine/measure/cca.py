@@ -1,4 +1,12 @@
-"""Linear maps between representations: CCA, SVCCA, PWCCA and R²."""
+"""Linear maps between representations: CCA, SVCCA, PWCCA and R².
+
+Directions come from a singular value decomposition of the features themselves, not of their products, which would
+square the condition number. A direction counts if it rises above the rounding of the input.
+
+With few samples canonical correlations and R² are large for any features. If one side has as many directions as the
+centred samples can have, every correlation is 1 and the result is degenerate. With fewer than five samples per
+direction, a note gives the mean squared correlation of unrelated features.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +18,31 @@ import torch
 from torch import Tensor
 
 from intertwine.argument_types import Float
-from intertwine.errors import InputError, MismatchError
-from intertwine.measure.measure import CHANGES, FEATURES, Measure, Representation, Result, degenerate, register
-from intertwine.measure.procrustes import constant_result
-
-# ----------------------------------------------------------------------------------------------------
-# Canonical correlations: CCA, SVCCA and PWCCA, always centred.
-#
-# Directions come from a singular value decomposition of the features themselves, never of their products, which would
-# square the condition number. A direction counts when it rises above the rounding of the numbers that were given.
-#
-# With few samples canonical correlations are large for any features. Where one side has as many directions as centred
-# samples can have, all of them are 1 whatever the features: the result is degenerate and says so. Where there are fewer
-# than five samples per direction, a note gives the mean squared correlation that unrelated features would have.
-
+from intertwine.errors import InputError, MismatchError, unknown_name
+from intertwine.measure.cka import ROTATIONS
+from intertwine.measure.measure import (
+    CHANGES,
+    FEATURES,
+    ZERO,
+    Measure,
+    Representation,
+    Result,
+    constant_result,
+    degenerate,
+    register,
+)
 
 ENOUGH = 5  # samples per direction
-#: Correlations this close coincide: rounding decides on their variates. Principal values likewise, as a share.
+#: Correlations (and principal values, relatively) this close coincide: rounding determines their variates.
 COINCIDE = float(torch.finfo(torch.float64).eps) ** 0.5
-ROTATIONS = frozenset({"permutation", "signs", "orthogonal", "isotropic scale", "translation"})
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
     """Features in float64, their largest entry 1, and the directions they span among the samples.
 
-    `freedom` is the most directions there can be: one fewer than samples where features are centred. `noise` bounds
-    the singular values that rounding of the input can make.
+    `freedom` is the largest possible number of directions: one fewer than samples if features are centred. `noise`
+    bounds the singular values that rounding of the input can cause.
     """
 
     x: Float[Tensor, "samples features"]
@@ -60,8 +66,8 @@ class Span:
 def span(representation: Representation, center: bool = True) -> Span:
     """Prepare a representation.
 
-    Rounding moves an entry v by at most eps·|v|, and so a singular value by at most eps·‖values‖, where the values are
-    those that were given: what is subtracted by centring has been rounded too.
+    Rounding moves an entry v by at most eps·|v|, and so a singular value by at most eps·‖values‖. The values are those
+    before centring, because the means are rounded too.
     """
     x = (representation.centred if center else representation.flat).double()
     size = float(x.abs().max())
@@ -71,7 +77,7 @@ def span(representation: Representation, center: bool = True) -> Span:
 
 
 def kept(s: Span, variance: float | None) -> int:
-    """How many directions hold this fraction of the variance, all of them where it is None."""
+    """How many directions hold this fraction of the variance; all of them if it is None."""
     if variance is None:
         return s.rank
     squares = s.parts[1].square()
@@ -80,7 +86,7 @@ def kept(s: Span, variance: float | None) -> int:
 
 
 def few_samples(freedom: int, directions: int) -> tuple[str, ...]:
-    """A note where unrelated features would score high."""
+    """A note if unrelated features would score high."""
     if freedom >= ENOUGH * directions:
         return ()
     chance = directions / freedom
@@ -88,7 +94,7 @@ def few_samples(freedom: int, directions: int) -> tuple[str, ...]:
 
 
 def cca_degenerate(name: str, a: Span, b: Span, directions: tuple[int, int]) -> Result | None:
-    """The reason why there is no value, if there is one."""
+    """The result if there is no value, else None."""
     if not a.size or not b.size:
         return constant_result(name, not a.size, not b.size)
     if not min(directions):
@@ -96,29 +102,25 @@ def cca_degenerate(name: str, a: Span, b: Span, directions: tuple[int, int]) -> 
     if max(directions) >= a.freedom:
         return degenerate(
             name,
-            f"{a.freedom + 1} samples are too few: {'x' if directions[0] >= a.freedom else 'y'} spans all that they "
-            "can differ by, so that every correlation is 1 whatever the features",
+            f"{a.freedom + 1} samples are too few: {'x' if directions[0] >= a.freedom else 'y'} spans all directions "
+            "among them, so every correlation is 1 whatever the features",
         )
     return None
-
-
-def _correlations(a: Span, b: Span, i: int, j: int) -> Tensor:
-    """Canonical correlations of the first i and j directions."""
-    return torch.linalg.svdvals(a.parts[0][:, :i].T @ b.parts[0][:, :j])
 
 
 def _compare(name: str, statistic: str, variance: float | None, a: Span, b: Span) -> Result:
     directions = (0, 0) if not a.size or not b.size else (kept(a, variance), kept(b, variance))
     if (found := cca_degenerate(name, a, b, directions)) is not None:
         return found
-    rho = _correlations(a, b, *directions)
+    i, j = directions
+    rho = torch.linalg.svdvals(a.parts[0][:, :i].T @ b.parts[0][:, :j])
     value = rho.mean() if statistic == "mean" else rho.square().mean()
     return Result(name, float(value), notes=few_samples(a.freedom, max(directions)))
 
 
-def _check(name: str, statistic: str) -> None:
+def _check_statistic(name: str, statistic: str) -> None:
     if statistic not in ("mean", "mean_squared"):
-        raise InputError(f"{name} was asked for with statistic={statistic!r}; it can be 'mean' or 'mean_squared'.")
+        raise InputError(unknown_name(f"statistic of {name}", statistic, ("mean", "mean_squared")))
 
 
 @register
@@ -133,7 +135,7 @@ def cca(statistic: str = "mean") -> Measure:
         >>> round(cca()(x, x @ torch.tensor([[1.0, 2.0], [0.0, 3.0]])).value, 5)
         1.0
     """
-    _check("cca", statistic)
+    _check_statistic("cca", statistic)
     return Measure(
         "cca", "similarity", (0.0, 1.0), 1.0, frozenset(CHANGES), "Hotelling 1936; Raghu et al. 2017",
         "mean canonical correlation", span, partial(_compare, "cca", statistic, None), 3, memory=FEATURES,
@@ -154,9 +156,9 @@ def svcca(variance: float = 0.99, statistic: str = "mean") -> Measure:
         >>> round(svcca()(torch.cat([x, quiet[:, :1]], 1), torch.cat([quiet, 3 * x], 1)).value, 3)
         1.000
     """
-    _check("svcca", statistic)
+    _check_statistic("svcca", statistic)
     if not 0 < variance <= 1:
-        raise InputError(f"svcca was asked to keep a fraction of {variance} of the variance; give one in (0, 1].")
+        raise InputError(f"variance of svcca must be in (0, 1], but is {variance}.")
     return Measure(
         "svcca", "similarity", (0.0, 1.0), 1.0, ROTATIONS, "Raghu et al. 2017",
         f"mean canonical correlation of the directions with {variance:.3g} of the variance",
@@ -171,19 +173,23 @@ def _weigh(side: str, a: Span, b: Span) -> Result:
     own, other = (a, b) if side == "x" else (b, a)
     meeting = own.parts[0].T @ other.parts[0]
     u, rho, _ = torch.linalg.svd(meeting, full_matrices=False)
-    if rho[-1] <= COINCIDE and own.rank > other.rank:  # what meets nothing is more than there are pairs for
+    if rho[-1] <= COINCIDE and own.rank > other.rank:  # more uncorrelated directions than there are pairs
         u = torch.linalg.svd(meeting, full_matrices=True)[0]
-    held = (u.T * own.parts[1]) @ own.parts[2]  # what the features hold of each variate
-    weights, undecided = _weights(held, rho)
-    value = float(weights @ rho / weights.sum())
-    return Result("pwcca", value, notes=few_samples(a.freedom, max(ranks)) + _undecided(side, undecided))
+    weights, undecided = _weights((u.T * own.parts[1]) @ own.parts[2], rho)
+    notes = few_samples(a.freedom, max(ranks))
+    if undecided:
+        notes += (
+            f"{undecided} pairs have one correlation, and {side} holds as much of one as of another: their weights, "
+            "and so the value, are one choice of many",
+        )
+    return Result("pwcca", float(weights @ rho / weights.sum()), notes=notes)
 
 
 def _weights(held: Float[Tensor, "variates features"], rho: Float[Tensor, " pairs"]) -> tuple[Tensor, int]:
-    """The weight of each pair, and of how many pairs it is one choice of many.
+    """The weight of each pair, and for how many pairs it is one choice of many.
 
-    Variates of one correlation are known but for a rotation. They are taken along the principal directions of what the
-    features hold of all of them, which no rotation changes, the largest first.
+    Variates of equal correlation are determined up to a rotation. They are rotated to the principal directions of the
+    features' projections on them (`held`), which no rotation changes, the largest first.
     """
     ends = [*(torch.where(rho[:-1] - rho[1:] > COINCIDE)[0] + 1).tolist(), len(rho)]
     found, undecided, begin = [], 0, 0
@@ -192,27 +198,12 @@ def _weights(held: Float[Tensor, "variates features"], rho: Float[Tensor, " pair
         if len(rows) > 1:
             _, s, vt = torch.linalg.svd(rows, full_matrices=False)
             rows = s[:, None] * vt
-            undecided += _coinciding(s, end - begin)
+            close = s[:-1] - s[1:] <= COINCIDE * s[:-1]
+            no = close.new_zeros(1)
+            undecided += int((torch.cat([close, no]) | torch.cat([no, close]))[: end - begin].sum())
         found.append(rows[: end - begin].abs().sum(1))
         begin = end
     return torch.cat(found), undecided if len(ends) > 1 else 0  # where all coincide, no weight matters
-
-
-def _coinciding(s: Float[Tensor, " values"], kept: int) -> int:
-    """How many of the first principal values are not apart from another one."""
-    close = s[:-1] - s[1:] <= COINCIDE * s[:-1]
-    no = close.new_zeros(1)
-    return int((torch.cat([close, no]) | torch.cat([no, close]))[:kept].sum())
-
-
-def _undecided(side: str, pairs: int) -> tuple[str, ...]:
-    """A note where weights are a choice."""
-    if not pairs:
-        return ()
-    return (
-        f"{pairs} pairs have one correlation, and {side} holds as much of one as of another: their weights, and the "
-        "value with them, are one choice of many",
-    )
 
 
 @register
@@ -221,10 +212,10 @@ def pwcca(side: str = "x") -> Measure:
 
     The weight αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩| is how much of the centred features xⱼ of one side the canonical variate hᵢ of that
     side accounts for, where hᵢ has length 1. Packages differ here; this is Morcos et al.'s definition with the weights
-    of the first representation, so that the measure is not symmetric. Where correlations coincide, as those of features
-    in common do, their variates are known but for a rotation; they are taken along the principal directions of what
-    the features hold of them, which neither the other side nor the order of samples changes. Where those coincide as
-    well, the weights are one choice of many, and a note says so.
+    of the first representation, so that the measure is not symmetric. If correlations coincide, as those of common
+    features do, their variates are determined up to a rotation; they are rotated to the principal directions of the
+    features, which neither the other side nor the order of samples changes. If those coincide as well, the weights are
+    one choice of many, and a note says so.
 
     Args:
         side: whose features weigh, "x" or "y".
@@ -235,7 +226,7 @@ def pwcca(side: str = "x") -> Measure:
         1.0
     """
     if side not in ("x", "y"):
-        raise InputError(f"pwcca was asked for with side={side!r}; it can be 'x' or 'y'.")
+        raise InputError(unknown_name("side of pwcca", side, ("x", "y")))
     invariances = frozenset(CHANGES) if side == "x" else ROTATIONS - {"orthogonal"}
     return Measure(
         "pwcca", "similarity", (0.0, 1.0), 1.0, invariances, "Morcos et al. 2018",
@@ -244,42 +235,31 @@ def pwcca(side: str = "x") -> Measure:
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------
-# R²: how much of y a linear map of x explains, the best map or a given one.
-#
-# The best map makes R² blind to any invertible change of x, so that it cannot follow a stitching layer while it is
-# trained; the R² of the given map can. Where x has as many directions as the samples allow, the best map explains any y:
-# the result is degenerate and says so.
+# -- R² ----------------------------------------------------------------------------------------------------------------
 
 
-def _fit(center: bool, a: Span, b: Span) -> Result:
-    if (found := _trouble(center, a, b)) is not None:
-        return found
+def _best_map(center: bool, a: Span, b: Span) -> Result:
+    if not a.size or not b.size:
+        return constant_result("r2", not a.size, not b.size, *([] if center else [ZERO]))
     if not a.rank:
         return degenerate("r2", "x is rounding only: no direction rises above it")
     if a.rank >= a.freedom:
         samples = a.freedom + int(center)
-        return degenerate("r2", f"{samples} samples are too few: x spans all that they can differ by and fits any y")
+        return degenerate("r2", f"{samples} samples are too few: x spans all directions among them and fits any y")
     explained = (a.parts[0].T @ b.x).square().sum() / b.x.square().sum()
     return Result("r2", float(explained), notes=few_samples(a.freedom, a.rank))
 
 
-def _given(center: bool, matrix: Tensor, a: Span, b: Span) -> Result:
+def _given_map(center: bool, matrix: Tensor, a: Span, b: Span) -> Result:
     if tuple(matrix.shape) != (a.x.shape[1], b.x.shape[1]):
         raise MismatchError(
-            f"r2 was asked for with a matrix of shape {tuple(matrix.shape)}, but x has {a.x.shape[1]} features and y "
+            f"The matrix of r2 has shape {tuple(matrix.shape)}, but x has {a.x.shape[1]} features and y "
             f"{b.x.shape[1]}. Give one of shape {(a.x.shape[1], b.x.shape[1])}: x @ matrix is compared with y."
         )
-    if (found := _trouble(center, a, b)) is not None:
-        return found
+    if not a.size or not b.size:
+        return constant_result("r2", not a.size, not b.size, *([] if center else [ZERO]))
     rest = a.x @ (matrix.detach().to(a.x) * (a.size / b.size)) - b.x
     return Result("r2", float(1 - rest.square().sum() / b.x.square().sum()))
-
-
-def _trouble(center: bool, a: Span, b: Span) -> Result | None:
-    if a.size and b.size:
-        return None
-    return constant_result("r2", not a.size, not b.size, *([] if center else ["zero everywhere"]))
 
 
 @register
@@ -287,9 +267,9 @@ def r2(center: bool = True, matrix: Tensor | None = None) -> Measure:
     """R² of y from x: 1 − ‖xM − y‖²/‖y‖², summed over the features of y.
 
     Args:
-        center: False fits without a constant and compares with zero in place of the mean, as printed.
-        matrix: the map M to judge, x's features × y's; None takes the best one, by least squares. The value of a given
-            map has no lower bound.
+        center: False fits without a constant and compares with zero instead of the mean, as in the paper.
+        matrix: the map M, x's features × y's; None takes the best one, by least squares. The best map makes R²
+            invariant to invertible changes of x. The value of a given map has no lower bound.
 
     Example:
         >>> import torch
@@ -305,10 +285,10 @@ def r2(center: bool = True, matrix: Tensor | None = None) -> Measure:
         return Measure(
             "r2", "similarity", (-inf, 1.0), nan, frozenset({"translation"} if center else ()),
             "Csiszárik et al. 2021", "fraction of y that a given linear map of x explains",
-            partial(span, center=center), partial(_given, center, matrix), 2, memory=FEATURES,
+            partial(span, center=center), partial(_given_map, center, matrix), 2, memory=FEATURES,
         )  # fmt: skip
     return Measure(
         "r2", "similarity", (0.0, 1.0), 1.0, ROTATIONS if center else ROTATIONS - {"translation"},
         "Csiszárik et al. 2021, Definition 6.1", "fraction of y that the best linear map of x explains",
-        partial(span, center=center), partial(_fit, center), 3, memory=FEATURES,
+        partial(span, center=center), partial(_best_map, center), 3, memory=FEATURES,
     )  # fmt: skip

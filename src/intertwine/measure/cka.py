@@ -1,4 +1,9 @@
-"""HSIC and linear CKA: debiased, biased, the RV coefficient, and kernel alignment without centring."""
+"""HSIC and linear CKA: debiased, biased, the RV coefficient, and kernel alignment without centring.
+
+The unbiased estimator HSIC₁ (Song et al. 2012; Székely and Rizzo 2014) is the inner product of U-centred Gram matrices
+over n(n − 3). That of a matrix with itself is never negative, whatever the kernel, so CKA lies in [-1, 1]; nothing is
+clamped. Features are centred first, in higher precision; only then are products computed.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +15,29 @@ import torch
 from torch import Tensor
 
 from intertwine.argument_types import Float
-from intertwine.errors import InputError, MismatchError
 from intertwine.measure.measure import (
     CONSTANT_TOLERANCE,
     FEATURES,
+    ZERO,
     Measure,
     Representation,
     Result,
+    constant_result,
     degenerate,
     register,
 )
 
-# ----------------------------------------------------------------------------------------------------
-# HSIC from Gram matrices: centred once per representation, then one inner product per pair.
-#
-# The unbiased estimator HSIC₁ (Song et al. 2012) is the inner product of U-centred Gram matrices over n(n − 3), so that
-# of a matrix with itself is never negative, whatever the kernel, and CKA made of it lies in [-1, 1]. Gram matrices are
-# walked through by blocks of rows; differences and sums are taken in float64.
-
-
-#: Entries that are held in float64 at once.
+#: Entries in float64 at once.
 HELD = 1 << 22
-
-CONSTANT = "is constant: no feature varies over the samples"
 FLAT = "has no similarity between different samples to align: it is the same for all pairs"
 
 
 @dataclass(frozen=True, eq=False)
 class CentredGram:
-    """A centred Gram matrix, or the reason why there is none to align with.
+    """A centred Gram matrix, or the reason why there is none.
 
     Attributes:
-        entries: the largest is 1 or -1. scale: what they were divided by. own: the inner product with itself.
+        entries: divided by `scale`; the largest is 1 or -1. own: the inner product with itself.
         reason: what is wrong, in words that follow the name of the representation.
     """
 
@@ -53,7 +49,7 @@ class CentredGram:
 
 
 def empty_gram(reason: str) -> CentredGram:
-    """What is kept of a representation that has no Gram matrix worth centring."""
+    """Of a representation without similarities to align."""
     return CentredGram(None, 0.0, 0.0, reason)
 
 
@@ -66,7 +62,7 @@ def centred_gram(
     """Centre a symmetric Gram matrix, which is overwritten, and keep it in `dtype`.
 
     Unbiased, the diagonal is left out and the matrix is U-centred: every row sums to zero without it. Biased, rows and
-    columns sum to zero. What is left of a matrix whose entries are all the same is rounding, and so not kept.
+    columns sum to zero. If all entries are the same, only rounding is left, and the result is empty.
     """
     n, dtype = len(gram), dtype or gram.dtype
     if not biased:
@@ -81,11 +77,11 @@ def centred_gram(
     if scale <= CONSTANT_TOLERANCE * torch.finfo(dtype).eps * before:
         return empty_gram(FLAT)
     entries = gram.div_(scale).to(dtype)
-    return CentredGram(entries, scale, _inner_hsic(entries, entries), note=note)
+    return CentredGram(entries, scale, _gram_product(entries, entries), note=note)
 
 
 def reordered_gram(gram: CentredGram, order: Tensor) -> CentredGram:
-    """The same with its samples in another order."""
+    """The same matrix with its samples in another order."""
     return gram if gram.entries is None else replace(gram, entries=gram.entries[order][:, order])
 
 
@@ -99,7 +95,7 @@ def _blocks(n: int) -> Iterator[slice]:
     return (slice(i, i + rows) for i in range(0, n, rows))
 
 
-def _inner_hsic(a: Tensor, b: Tensor) -> float:
+def _gram_product(a: Tensor, b: Tensor) -> float:
     return sum(float((a[part].double() * b[part]).sum()) for part in _blocks(len(a)))
 
 
@@ -109,65 +105,31 @@ def centred_alignment(name: str, a: CentredGram, b: CentredGram) -> Result:
     if a.entries is None or b.entries is None:
         which, reason = ("x", a.reason) if a.entries is None else ("y", b.reason)
         return degenerate(name, f"{which} {reason}", notes)
-    value = a.own if a is b else _inner_hsic(a.entries, b.entries)
+    value = a.own if a is b else _gram_product(a.entries, b.entries)
     return Result(name, value / (sqrt(a.own) * sqrt(b.own)), notes=notes)
 
 
-def hsic(k: Float[Tensor, "n n"], l: Float[Tensor, "m m"], biased: bool = False) -> float:  # noqa: E741
-    """The Hilbert-Schmidt independence criterion of two Gram matrices: zero in the mean for independent samples.
-
-    Args:
-        k, l: symmetric Gram matrices of the same samples under two kernels; they stay as they are.
-        biased: the first, biased estimator tr(KHLH)/(n − 1)² instead of HSIC₁.
-
-    >>> import torch
-    >>> x = torch.tensor([[0.0], [1.0], [3.0], [4.0], [7.0]])
-    >>> round(hsic(x @ x.T, x @ x.T), 6)
-    38.5
-
-    Raises:
-        InputError: there are fewer than four samples (two for the biased estimator), or matrices are not square.
-        MismatchError: the matrices have different sizes.
-    """
-    if k.shape != l.shape:
-        raise MismatchError(f"HSIC compares the same samples, but k is {tuple(k.shape)} and l {tuple(l.shape)}.")
-    n, needs = len(k), 2 if biased else 4
-    if n < needs:
-        raise InputError(f"HSIC needs at least {needs} samples, and there are {n}. Give more of them.")
-    a, b = (centred_gram(gram.to(torch.float64, copy=True), biased) for gram in (k, l))
-    if a.entries is None or b.entries is None:
-        return 0.0
-    return _inner_hsic(a.entries, b.entries) * a.scale * b.scale / ((n - 1) ** 2 if biased else n * (n - 3))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Kernel alignment with linear kernels: centred and debiased (the default), biased, the RV coefficient, not centred.
-#
-# Features are centred first, in higher precision; only then are products taken. The debiased form is the inner product of
-# U-centred Gram matrices (Song et al. 2012; Székely and Rizzo 2014), whose value lies in [-1, 1]; nothing is clamped.
-# `kernel_alignment` alone takes features as they are, so that a common mean counts as agreement.
-
+# -- Linear kernels ----------------------------------------------------------------------------------------------------
 
 ROTATIONS = frozenset({"permutation", "signs", "orthogonal", "isotropic scale", "translation"})
-#: Entries down to this and up to its inverse can be multiplied, squared and summed in single precision.
+#: Entries from this to its inverse can be multiplied, squared and summed in single precision.
 SMALLEST = 2.0**-12
-#: Up to this width libraries sum a product in single precision one row after another, and lose half of the digits.
+#: Up to this width libraries sum a product in single precision row after row and lose half of the digits.
 NARROW = 16
-#: Features or samples at which a symmetric product is no longer cut in halves, and the widest part of one.
+#: Size at which a symmetric product is no longer halved, and the widest part of a product.
 BLOCK, WIDEST = 512, 2048
-ZERO = "zero everywhere"
 REFERENCE = "Kornblith et al. 2019; debiased: Song et al. 2012"
 
 
 @dataclass(frozen=True, eq=False)
 class Centred:
-    """Centred features, the squared lengths of its rows, and its inner product with itself, once it is known."""
+    """Centred features, the squared lengths of their rows, and their inner product with themselves."""
 
     x: Float[Tensor, "samples features"]
     lengths: Float[Tensor, " samples"]
     scale: float  # the largest entry
     own: float
-    noise: float  # what rounding can make of an inner product that is zero
+    noise: float  # the largest rounding error of an inner product that is zero
 
     @property
     def dead(self) -> bool:
@@ -175,10 +137,10 @@ class Centred:
 
 
 def centred(representation: Representation, biased: bool, center: bool = True) -> Centred:
-    """Prepare a representation; one whose squares would leave the range of its numbers is brought to size 1.
+    """Prepare a representation; one whose squares would over- or underflow is scaled to size 1.
 
-    What rounding makes of an inner product that is zero: products are rounded in the precision they are taken in; the
-    input was rounded before, entry by entry, and over d features that averages out.
+    The noise has two parts: products are rounded in their own precision; the input is rounded entry by entry, which
+    averages out over d features.
     """
     x = representation.centred if center else representation.flat
     scale = representation.size if center else float(torch.linalg.vector_norm(x, torch.inf))
@@ -193,8 +155,8 @@ def centred(representation: Representation, biased: bool, center: bool = True) -
 def _inner(x: Tensor, y: Tensor, k: Tensor, m: Tensor, biased: bool) -> float:
     """HSIC of two centred representations, up to the factor that cancels.
 
-    ‖XᵀY‖² = Σᵢⱼ (XXᵀ)ᵢⱼ (YYᵀ)ᵢⱼ is taken on the side where it is cheaper. The debiased form leaves the diagonals out
-    and U-centres what is left, which for centred features comes to two more sums over the squared lengths of rows.
+    ‖XᵀY‖² = Σᵢⱼ (XXᵀ)ᵢⱼ (YYᵀ)ᵢⱼ is computed on the cheaper side. The debiased form leaves the diagonals out and
+    U-centres the rest, which for centred features adds two sums over the squared lengths of rows.
     """
     total, n = _squared_product(x, y), len(x)
     if biased:
@@ -203,9 +165,9 @@ def _inner(x: Tensor, y: Tensor, k: Tensor, m: Tensor, biased: bool) -> float:
 
 
 def _squared_product(x: Tensor, y: Tensor) -> float:
-    """‖XᵀY‖² in float64: over features where there are fewer of them than samples, else over blocks of samples.
+    """‖XᵀY‖² in float64: over features if there are fewer of them than samples, else over blocks of samples.
 
-    What is symmetric is taken by halves: the product of a representation with itself, and Gram matrices.
+    Symmetric products are computed by halves: that of a representation with itself, and Gram matrices.
     """
     n, p, q = len(x), x.shape[1], y.shape[1]
     if p * q > n * (p + q) / 2:
@@ -220,7 +182,7 @@ def _squared_product(x: Tensor, y: Tensor) -> float:
 
 
 def product(x: Float[Tensor, "rows p"], y: Float[Tensor, "rows q"]) -> Float[Tensor, "p q"]:
-    """xᵀy in the better precision of the two; a narrow one in float64, where it costs little."""
+    """xᵀy in the higher precision of the two; a narrow one in float64, which costs little."""
     kind = torch.promote_types(x.dtype, y.dtype)
     kind = torch.float64 if min(x.shape[1], y.shape[1]) <= NARROW else kind
     return x.to(kind).T @ y.to(kind)
@@ -231,7 +193,7 @@ def _parts(start: int, stop: int) -> list[slice]:
 
 
 def _halves(start: int, stop: int) -> Iterator[tuple[slice, slice, int]]:
-    """Blocks on and above the diagonal, as large as can be, and how often each counts."""
+    """Blocks on and above the diagonal, as large as possible, and how often each counts."""
     if stop - start <= BLOCK:
         yield slice(start, stop), slice(start, stop), 1
         return
@@ -242,14 +204,13 @@ def _halves(start: int, stop: int) -> Iterator[tuple[slice, slice, int]]:
 
 
 def _square(x: Tensor) -> Tensor:
-    """Sum of squares: along rows in the precision of the product, which is as good, and then in double."""
+    """Sum of squares: along rows in the precision of the product, then in float64."""
     return torch.linalg.vector_norm(x, dim=1).double().square().sum()
 
 
 def _compare(name: str, biased: bool, center: bool, a: Centred, b: Centred) -> Result:
     if a.dead or b.dead:
-        which = "both representations are" if a.dead and b.dead else f"{'x' if a.dead else 'y'} is"
-        return degenerate(name, f"{which} {'constant: no feature varies over the samples' if center else ZERO}")
+        return constant_result(name, a.dead, b.dead, *([] if center else [ZERO]))
     for which, side in (("x", a), ("y", b)):
         if side.own <= side.noise:
             return degenerate(name, f"{which} {FLAT}")
@@ -274,13 +235,13 @@ def linear_cka() -> Measure:
 
 @register
 def linear_cka_biased() -> Measure:
-    """Biased linear CKA, as first printed."""
+    """Biased linear CKA, as in the first paper."""
     return _linear("linear_cka_biased", True, "biased linear CKA; near 1 for few samples", "Kornblith et al. 2019", 2)
 
 
 @register
 def rv() -> Measure:
-    """The RV coefficient, which is biased linear CKA by its older name."""
+    """The RV coefficient, the older name of biased linear CKA."""
     return _linear("rv", True, "RV coefficient, equal to biased linear CKA", "Robert and Escoufier 1976", 2)
 
 
@@ -288,7 +249,7 @@ def rv() -> Measure:
 def kernel_alignment() -> Measure:
     """Kernel alignment ⟨K, L⟩/(‖K‖‖L‖) of K = XXᵀ and L = YYᵀ, not centred; centred it is `rv`.
 
-    Features with a mean agree in it: non-negative ones score high whatever they are.
+    A common mean counts as agreement, so non-negative features always score high.
 
     Example:
         >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))

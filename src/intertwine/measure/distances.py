@@ -14,39 +14,41 @@ from scipy import sparse
 from torch import Tensor
 
 from intertwine.argument_types import Float
-from intertwine.errors import InputError
-from intertwine.measure.measure import PAIRS, Measure, Representation, Result, degenerate, register
-from intertwine.measure.procrustes import constant_result
-
-# ----------------------------------------------------------------------------------------------------
-# Representational similarity analysis: the correlation of two tables of dissimilarities between samples.
-#
-# Dissimilarities are taken on differences of samples in float64, so that equal samples are at distance zero exactly and
-# equal distances stay tied; ranks of tied distances are their mean.
-
+from intertwine.errors import InputError, unknown_name
+from intertwine.measure.measure import (
+    CONSTANT,
+    PAIRS,
+    Measure,
+    Representation,
+    Result,
+    constant_result,
+    degenerate,
+    register,
+)
 
 RSA_METRICS = ("euclidean", "sqeuclidean", "cityblock", "cosine", "correlation")
 
 
 @dataclass(frozen=True, eq=False)
 class Dissimilarities:
-    """One number per pair of samples, of mean 0 and length 1, or the reason why there are none."""
+    """One number per pair of samples, of mean 0 and length 1, or the reason why there are none.
+
+    They come from differences of samples in float64, so equal samples are at distance zero exactly and equal distances
+    stay tied.
+    """
 
     vector: Float[Tensor, " pairs"]
     reason: str | None
 
 
 def varying_features(representation: Representation) -> Float[Tensor, "samples features"]:
-    """Features as given, in float64, without those that do not vary; only powers of two are divided out.
-
-    Centring would round differences that are equal into ones that are not.
-    """
+    """The features in float64, with constant ones as zero, divided by a power of two; equal differences stay equal."""
     x = torch.where((representation.centred != 0).any(0), representation.flat, 0.0).double()
     return x * 2.0 ** -frexp(float(x.abs().max()))[1]
 
 
 def unit_rows(x: Tensor) -> Tensor | None:
-    """Every sample divided by its length; None where one has none."""
+    """Every sample divided by its length; None if one has length zero."""
     size = x.abs().amax(1, keepdim=True)
     if not bool(size.all()):
         return None
@@ -68,24 +70,21 @@ def ranks(values: Float[Tensor, " pairs"]) -> Float[Tensor, " pairs"]:
 def _distances(metric: str, representation: Representation) -> Tensor | None:
     if metric in ("cosine", "correlation"):
         x = representation.flat.double()
-        unit = unit_rows(_row_centred(x, representation.eps) if metric == "correlation" else x)
+        if metric == "correlation":  # every sample minus its mean over the features; zero if only rounding is left
+            x = Representation(x.T, representation.eps).centred.T
+        unit = unit_rows(x)
         return None if unit is None else torch.pdist(unit).square() / 2  # 1 − cos, without cancellation
     distances = torch.pdist(varying_features(representation), 1.0 if metric == "cityblock" else 2.0)
     return distances.square() if metric == "sqeuclidean" else distances
 
 
-def _row_centred(x: Tensor, eps: float) -> Tensor:
-    """Every sample minus its mean over the features; zero where only rounding is left."""
-    return Representation(x.T, eps).centred.T
-
-
 def _prepare_rsa(metric: str, method: str, representation: Representation) -> Dissimilarities:
     nothing = torch.zeros(0, dtype=torch.float64)
     if not representation.size:
-        return Dissimilarities(nothing, "constant: no feature varies over the samples")
+        return Dissimilarities(nothing, CONSTANT)
     distances = _distances(metric, representation)
     if distances is None:
-        what = "no features above zero" if metric == "cosine" else "the same value in all features"
+        what = "zero in all features" if metric == "cosine" else "the same value in all features"
         return Dissimilarities(nothing, f"without {metric} distances: a sample has {what}")
     if bool((distances == distances[0]).all()):
         return Dissimilarities(nothing, "without structure: all samples are equally far from each other")
@@ -126,11 +125,10 @@ def rsa(metric: str = "euclidean", method: str = "spearman") -> Measure:
         >>> round(rsa()(x, 5 - 2 * x).value, 5)
         1.0
     """
-    if metric not in RSA_METRICS or method not in ("spearman", "pearson"):
-        raise InputError(
-            f"rsa was asked for with metric={metric!r} and method={method!r}. The metrics are {', '.join(RSA_METRICS)}; "
-            "the methods are spearman and pearson."
-        )
+    if metric not in RSA_METRICS:
+        raise InputError(unknown_name("metric of rsa", metric, RSA_METRICS))
+    if method not in ("spearman", "pearson"):
+        raise InputError(unknown_name("method of rsa", method, ("spearman", "pearson")))
     return Measure(
         "rsa", "similarity", (-1.0, 1.0), 1.0, _invariances(metric), "Kriegeskorte et al. 2008",
         f"{method} correlation of {metric} dissimilarities between samples",
@@ -138,16 +136,10 @@ def rsa(metric: str = "euclidean", method: str = "spearman") -> Measure:
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------
-# Mutual nearest neighbours: how many of a sample's k nearest samples two representations agree on.
-#
-# A sample is never its own neighbour. Where several samples are equally far at the k-th place, they share the places that
-# are left, so that the value does not depend on the order of samples; without ties this is the plain count. Distances
-# come from one product of matrices; those too near the k-th to be told apart by it are taken again from the differences.
-
+# -- Mutual nearest neighbours -----------------------------------------------------------------------------------------
 
 NEIGHBOUR_METRICS = ("euclidean", "cosine")
-CHANCE = 0.2  # from here on a note says what unrelated features would share
+CHANCE = 0.2  # above it a note gives the value of unrelated features
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +151,13 @@ class Neighbours:
 
 
 def nearest(x: Tensor, k: int, block: int = 512) -> sparse.csr_array:
-    """The k nearest rows of each row, other than itself; rows tied at the k-th place share what is left."""
-    wide = 8 * x.shape[1] * torch.finfo(x.dtype).eps * float(x.square().sum(1).max())  # more than a product is wrong by
+    """The k nearest rows of each row, other than itself; rows tied at the k-th place share what is left.
+
+    So the value does not depend on the order of samples. Distances come from one matrix product; those too near the
+    k-th are computed again from the differences.
+    """
+    # more than the error of a product
+    wide = 8 * x.shape[1] * torch.finfo(x.dtype).eps * float(x.square().sum(1).max())
     centred = x - x.mean(0)  # a common offset would drown the distances
     parts = [_block(x, centred, i, min(i + block, len(x)), k, wide) for i in range(0, len(x), block)]
     return sparse.csr_array(sparse.vstack(parts))
@@ -181,25 +178,25 @@ def _block(x: Tensor, centred: Tensor, start: int, stop: int, k: int, wide: floa
 
 
 def _share(apart: Tensor, places: int) -> Tensor:
-    """1 for each that is nearer than the last place, an equal part of what is left for those at it, 0 beyond."""
+    """1 for each nearer than the last place, an equal part of what is left for those at it, 0 beyond."""
     last = apart.kthvalue(places).values
     nearer, tied = apart < last, apart == last
     return nearer.double() + tied.double() * ((places - nearer.sum()).double() / tied.sum())
 
 
-def _prepare(k: int, metric: str, representation: Representation) -> Neighbours:
+def _prepare_neighbours(k: int, metric: str, representation: Representation) -> Neighbours:
     n = representation.samples
     if k >= n - 1:
-        return Neighbours(None, f"{k} neighbours were asked for, and a sample has only {n - 1} others")
+        return Neighbours(None, f"k is {k}, and a sample has only {n - 1} others")
     if not representation.size:
         return Neighbours(None)
     x = varying_features(representation) if metric == "euclidean" else unit_rows(representation.flat.double())
     if x is None:
-        return Neighbours(None, "a sample has no features above zero, and so no cosine with others")
+        return Neighbours(None, "a sample is zero everywhere, so it has no cosine with others")
     return Neighbours(nearest(x, k))
 
 
-def _compare(k: int, a: Neighbours, b: Neighbours) -> Result:
+def _compare_neighbours(k: int, a: Neighbours, b: Neighbours) -> Result:
     if (reason := a.reason or b.reason) is not None:
         return degenerate("mutual_knn", reason)
     if a.weights is None or b.weights is None:
@@ -223,14 +220,14 @@ def mutual_knn(k: int = 10, metric: str = "euclidean") -> Measure:
         >>> mutual_knn(k=5)(x, 4 - 2 * x).value
         1.0
     """
-    if k < 1 or metric not in NEIGHBOUR_METRICS:
-        raise InputError(
-            f"mutual_knn was asked for with k={k} and metric={metric!r}; k is at least 1, and the metrics are "
-            f"{' and '.join(NEIGHBOUR_METRICS)}."
-        )
+    if metric not in NEIGHBOUR_METRICS:
+        raise InputError(unknown_name("metric of mutual_knn", metric, NEIGHBOUR_METRICS))
+    if k < 1:
+        raise InputError(f"k of mutual_knn must be at least 1, but is {k}.")
     invariances = {"permutation", "signs", "orthogonal", "isotropic scale"}
     return Measure(
         "mutual_knn", "similarity", (0.0, 1.0), 1.0,
         frozenset(invariances | ({"translation"} if metric == "euclidean" else set())), "Huh et al. 2024",
-        f"shared {metric} neighbours of each sample, {k} at a time", partial(_prepare, k, metric), partial(_compare, k),
+        f"shared {metric} neighbours of each sample, {k} at a time", partial(_prepare_neighbours, k, metric),
+        partial(_compare_neighbours, k),
     )  # fmt: skip

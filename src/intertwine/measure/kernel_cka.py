@@ -1,5 +1,5 @@
 """CKA with nonlinear kernels: Gaussian and Laplace kernels of distances, and the kernels over channels for the
-symmetries of ReLU networks.
+symmetries of ReLU networks (Godfrey et al. 2022, Definition 5.3).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from intertwine.argument_types import Float
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.measure.cka import (
-    CONSTANT,
     Centred,
     CentredGram,
     centred,
@@ -25,16 +24,9 @@ from intertwine.measure.cka import (
     linear_cka,
     reordered_gram,
 )
-from intertwine.measure.measure import CONSTANT_TOLERANCE, PAIRS, Measure, Representation, Result, register
+from intertwine.measure.measure import CONSTANT, CONSTANT_TOLERANCE, PAIRS, Measure, Representation, Result, register
 
-# ----------------------------------------------------------------------------------------------------
-# Centred kernel alignment with kernels of distances: Gaussian, and Laplace exp(−c‖x − y‖ₚᵖ) for p in [1, 2].
-#
-# The Laplace kernel is the positive definite one that stays the same under signed permutations (Godfrey et al. 2022,
-# eq. 5.6); beyond p = 2 it is no kernel. Distances are taken in float64.
-
-
-#: Of a squared distance smaller than this fraction of the squared lengths, too few digits are left by the product.
+#: A squared distance below this fraction of the squared lengths has too few correct digits if computed by a product.
 LOST = 1e-6
 SIGNED = frozenset({"permutation", "signs", "isotropic scale", "translation"})
 
@@ -53,7 +45,7 @@ def powers(x: Float[Tensor, "samples features"], p: float, block: int = 512) -> 
         for j in range(i, n, block):
             b = x[j : j + block].double()
             part = _squares(a, b, i == j) if p == 2 else torch.cdist(a, b, p=p).pow_(p)
-            if i == j:  # a product need not be symmetric to the last digit
+            if i == j:  # a product may not be symmetric to the last digit
                 part = part.triu(1) + part.triu(1).T
             out[i : i + block, j : j + block] = part
             out[j : j + block, i : i + block] = part.T
@@ -61,7 +53,7 @@ def powers(x: Float[Tensor, "samples features"], p: float, block: int = 512) -> 
 
 
 def _squares(a: Tensor, b: Tensor, same: bool) -> Tensor:
-    """Squared distances by one product, or from the differences where samples are so near that the product is not."""
+    """Squared distances by one product, or from the differences if samples are too near for the product."""
     lengths = a.square().sum(1)[:, None] + b.square().sum(1)
     squares = torch.addmm(lengths, a, b.T, alpha=-2)
     lost = squares < LOST * lengths
@@ -73,7 +65,7 @@ def _squares(a: Tensor, b: Tensor, same: bool) -> Tensor:
 
 
 def median_power(distances: Float[Tensor, "samples samples"], p: float) -> float:
-    """The median distance, to the power p, over pairs of different samples; 0 where there is no such pair.
+    """The median distance, to the power p, over pairs of different samples; 0 if there is no such pair.
 
     Sorted, the matrix begins with its zeros, and each pair follows twice.
     """
@@ -86,13 +78,13 @@ def median_power(distances: Float[Tensor, "samples samples"], p: float) -> float
     return ((low ** (1 / p) + high ** (1 / p)) / 2) ** p
 
 
-def _prepare(x: Representation, p: float, typical: float, biased: bool) -> CentredGram:
+def _prepare_distances(x: Representation, p: float, typical: float, biased: bool) -> CentredGram:
     """The centred Gram matrix of exp(−typical · (distance / median)ᵖ)."""
     if not x.size:
-        return empty_gram(CONSTANT)
+        return empty_gram(f"is {CONSTANT}")
     gram = powers(x.centred.double() / x.size, p)
     gram *= -typical / median_power(gram, p)
-    # A constant in all entries changes nothing, so of a wide kernel, which is near 1, only the difference is kept.
+    # a constant in all entries changes nothing, so a wide kernel, which is near 1, is stored minus 1
     gram = gram.expm1_() if typical < 1 else gram.exp_()
     return centred_gram(gram, biased, x.values.dtype)
 
@@ -102,16 +94,16 @@ def _kernel(
 ) -> Measure:
     return Measure(
         name, "similarity", (0.0 if biased else -1.0, 1.0), 1.0, invariances, reference, about,
-        partial(_prepare, p=p, typical=typical, biased=biased), partial(centred_alignment, name), 2 if biased else 4,
-        permute_with=reordered_gram, memory=PAIRS,
+        partial(_prepare_distances, p=p, typical=typical, biased=biased), partial(centred_alignment, name),
+        2 if biased else 4, permute_with=reordered_gram, memory=PAIRS,
     )  # fmt: skip
 
 
 def _checked(name: str, factor: float) -> float:
     if not 1e-6 <= factor <= 1e6:
         raise InputError(
-            f"The measure {name} was asked for with factor={factor}, by which the median distance is multiplied. "
-            "Give one between 1e-6 and 1e6; 0.2 to 2 are usual."
+            f"factor={factor}, which multiplies the median distance in {name}, must be between 1e-6 and 1e6; 0.2 to 2 "
+            "are usual."
         )
     return float(factor)
 
@@ -133,6 +125,8 @@ def rbf_cka(factor: float = 1.0, biased: bool = False) -> Measure:
 def laplace_cka(factor: float = 1.0, p: float = 1.0, biased: bool = False) -> Measure:
     """CKA with kernels exp(−(‖x − y‖ₚ/ℓ)ᵖ), where ℓ is `factor` times the median distance in the same norm.
 
+    It is the positive definite kernel that is invariant to signed permutations (Godfrey et al. 2022, eq. 5.6).
+
     >>> x = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     >>> round(float(laplace_cka()(x, -2 * x.flip(1))), 6)
     1.0
@@ -142,8 +136,8 @@ def laplace_cka(factor: float = 1.0, p: float = 1.0, biased: bool = False) -> Me
     """
     if not 1 <= p <= 2:
         raise InputError(
-            f"The measure laplace_cka was asked for with p={p}. Give one in [1, 2]: beyond 2 the function "
-            "exp(−c‖x − y‖ₚᵖ) is not positive definite, and below 1 ‖·‖ₚ is no norm."
+            f"p of laplace_cka must be in [1, 2], but is {p}: beyond 2 the function exp(−c‖x − y‖ₚᵖ) is not positive "
+            "definite, and below 1 ‖·‖ₚ is not a norm."
         )
     typical = _checked("laplace_cka", factor) ** -float(p)
     about = "CKA of kernels exp(−c‖x − y‖ₚᵖ), which keep signed permutations apart from other rotations"
@@ -151,30 +145,23 @@ def laplace_cka(factor: float = 1.0, p: float = 1.0, biased: bool = False) -> Me
     return _kernel("laplace_cka", float(p), typical, biased, invariances, "Godfrey et al. 2022, eq. 5.6", about)
 
 
-# ----------------------------------------------------------------------------------------------------
-# CKA that respects what ReLU networks keep: channels, up to order, scale and sign (Godfrey et al. 2022, Def. 5.3).
-#
-# Channels are centred over samples and positions and divided by their lengths. `relu_cka` compares two samples by the
-# channel in which they agree most; `channel_cka` by the sum over channels, which the paper's code calls orthogonal though
-# dividing by lengths makes it change under rotations. Neither needs the two sides to have the same channels or positions.
-
+# -- Kernels over channels ---------------------------------------------------------------------------------------------
 
 SIGNED_SCALES = frozenset({"permutation", "positive scales", "signs", "isotropic scale", "translation"})
 REFERENCE = "Godfrey et al. 2022, Def. 5.3"
-CONSTANT_CHANNELS = "is constant: no channel varies over samples and positions"
 ESTIMATORS, DEAD, PRECISIONS = ("max", "median"), ("drop", "zero"), ("ieee", "tf32x3", "tf32")
 
-#: Entries of a tile of the Gram matrix, small enough to stay in the cache; entries of all channels for the median.
+#: Rows of a tile of the Gram matrix that stays in the cache; entries of all channels for the median.
 TILE, HELD = 512, 1 << 24
 
 
 def unit_channels(x: Representation) -> tuple[Float[Tensor, "channels samples positions"], Tensor]:
-    """Channels, centred and of length one, and which of them are constant, which are zero."""
+    """Channels, centred and of length one, and which of them are constant; those are zero."""
     values = x.values.flatten(2) if x.values.dim() > 2 else x.values[..., None]
     flat = values.transpose(0, 1).contiguous().flatten(1)
     size = _largest(flat)
     rest = flat - flat.mean(1, keepdim=True, dtype=torch.float64).to(flat.dtype)
-    rest -= rest.mean(1, keepdim=True, dtype=torch.float64).to(flat.dtype)  # what the rounding of the mean left
+    rest -= rest.mean(1, keepdim=True, dtype=torch.float64).to(flat.dtype)  # removes the rounding error of the mean
     spread = _largest(rest)
     dead = spread <= CONSTANT_TOLERANCE * x.eps * size
     rest /= torch.where(dead, 1.0, spread)[:, None]  # no square over- or underflows now
@@ -191,9 +178,6 @@ def _largest(rows: Tensor) -> Tensor:
 def _lengths(x: Tensor) -> Tensor:
     """The length of every row in float64, one at a time: a copy of all in float64 may not fit."""
     return torch.stack([row.double().square().sum().sqrt() for row in x])
-
-
-# -- Gram matrices over channels ---------------------------------------------------------------------------------------
 
 
 def max_gram(x: Float[Tensor, "channels samples positions"]) -> Float[Tensor, "samples samples"]:
@@ -249,24 +233,21 @@ def _gram(x: Tensor, estimator: str, precision: str) -> Tensor:
     return max_gram(x)
 
 
-# -- the measures ------------------------------------------------------------------------------------------------------
-
-
-def _prepare_relu_cka(x: Representation, estimator: str, dead: str, biased: bool, precision: str) -> CentredGram:
-    channels, still = unit_channels(x)
-    if still.all():
-        return empty_gram(CONSTANT_CHANNELS)
+def _prepare_channels(x: Representation, estimator: str, dead: str, biased: bool, precision: str) -> CentredGram:
+    channels, constant = unit_channels(x)
+    if constant.all():
+        return empty_gram("is constant: no channel varies over samples and positions")
     note = None
-    if still.any():
+    if constant.any():
         what = "left out" if dead == "drop" else "kept as zero"
-        note = f"{int(still.sum())} of {len(still)} channels are constant and were {what}"
-        channels = channels[~still] if dead == "drop" else channels
+        note = f"{int(constant.sum())} of {len(constant)} channels are constant and are {what}"
+        channels = channels[~constant] if dead == "drop" else channels
     return centred_gram(_gram(channels, estimator, precision), biased, note=note)
 
 
 def _prepare_linear(x: Representation) -> Centred:
-    """Channels of length one, centred per feature, which HSIC₁ does not see; only rounding left is nothing left."""
-    eps = float(torch.finfo(x.values.dtype).eps)  # the rounding of the input has been taken care of
+    """Channels of length one, centred per feature, which leaves HSIC₁ unchanged; pure rounding counts as nothing."""
+    eps = float(torch.finfo(x.values.dtype).eps)  # the channels are computed, so the precision of the input is past
     state = centred(Representation(unit_channels(x)[0].transpose(0, 1), eps), biased=False)
     rounding = CONSTANT_TOLERANCE * eps * x.samples**0.5 * float(state.lengths @ state.lengths)
     return state if state.own > rounding else replace(state, own=0.0)
@@ -278,20 +259,20 @@ def _compare_linear(a: Centred, b: Centred) -> Result:
 
 def _check(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InputError(
-            f"The measure relu_cka was asked for with {option}={value!r}. Give one of {', '.join(map(repr, allowed))}."
-        )
+        raise InputError(unknown_name(f"{option} of relu_cka", value, allowed))
 
 
 @register
 def relu_cka(estimator: str = "max", dead: str = "drop", biased: bool = False, precision: str = "tf32x3") -> Measure:
     """CKA with the kernel max over channels of ⟨x_c, y_c⟩; the kernel is not positive definite, so it can be negative.
 
+    Channels are centred over samples and positions and have length one. The two sides may differ in both.
+
     Args:
         estimator: "max", or "median" over channels.
         dead: constant channels are left out ("drop"), or are zero in the maximum ("zero"), as in the paper's code.
-        biased: the biased estimator of HSIC. precision: of products on a GPU, "tf32x3" (about
-            that of single precision), "ieee" (that, and ten times as slow) or "tf32" (fastest; 1e-6 in the value).
+        biased: the biased estimator of HSIC. precision: of products on a GPU: "tf32x3" (about single precision), "ieee"
+            (single precision, ten times as slow) or "tf32" (fastest; an error of 1e-6 in the value).
 
     >>> x = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     >>> round(float(relu_cka()(x, x.flip(1) * torch.arange(1.0, 9) + 2)), 6)
@@ -300,17 +281,20 @@ def relu_cka(estimator: str = "max", dead: str = "drop", biased: bool = False, p
     _check("estimator", estimator, ESTIMATORS)
     _check("dead", dead, DEAD)
     _check("precision", precision, PRECISIONS)
-    prepare = partial(_prepare_relu_cka, estimator=estimator, dead=dead, biased=biased, precision=precision)
+    prepare = partial(_prepare_channels, estimator=estimator, dead=dead, biased=biased, precision=precision)
     return Measure(
         "relu_cka", "similarity", (-1.0, 1.0), 1.0, SIGNED_SCALES, REFERENCE,
-        "CKA of the largest agreement over channels, for the symmetries of ReLU networks",
-        prepare, partial(centred_alignment, "relu_cka"), 2 if biased else 4, positions=True, permute_with=reordered_gram, memory=PAIRS,
+        "CKA of the largest agreement over channels, for the symmetries of ReLU networks", prepare,
+        partial(centred_alignment, "relu_cka"), 2 if biased else 4, positions=True, permute_with=reordered_gram,
+        memory=PAIRS,
     )  # fmt: skip
 
 
 @register
 def channel_cka() -> Measure:
-    """Debiased linear CKA of channels of length one: what the paper's heat-maps show as orthogonal CKA.
+    """Debiased linear CKA of channels of length one; the paper's heat maps call it orthogonal CKA.
+
+    Dividing by lengths makes it change under rotations.
 
     >>> x = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     >>> round(float(channel_cka()(x, x.flip(1) * torch.arange(1.0, 9) + 2)), 6)

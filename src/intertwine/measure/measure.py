@@ -1,4 +1,4 @@
-"""What a similarity measure is: a checked representation in, a result out, a registry of all measures, and the verbs
+"""What a similarity measure is: a checked representation in, a result out; the registry of all measures; and the verbs
 `measure` and `measures`.
 """
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from inspect import signature
 from math import nan
 from typing import Any
@@ -15,22 +16,21 @@ import torch
 from torch import Tensor
 
 from intertwine.argument_types import Float, Int
-from intertwine.errors import InputError, MismatchError, did_you_mean
+from intertwine.errors import InputError, MismatchError, did_you_mean, unknown_name
 
-# ----------------------------------------------------------------------------------------------------
-# A representation as a measure reads it: samples × features, checked once, centred with care.
-
-
-#: A feature whose spread is below this fraction of its size does not vary: what is left is rounding of the input.
+#: Modules of this folder that register measures.
+MODULES = ("cca", "cka", "distances", "kernel_cka", "procrustes")
+#: Times the precision of the input: a feature whose spread is a smaller fraction of its size is constant.
 CONSTANT_TOLERANCE = 8.0
+CONSTANT, ZERO = "constant: no feature varies over the samples", "zero everywhere"
 
 
 @dataclass(frozen=True, eq=False)
 class Representation:
-    """Values (samples, features), or (samples, channels, positions) for measures that tell channels from places.
+    """Values (samples, features), or (samples, channels, positions) for measures that tell channels from positions.
 
-    `values` is float64 where that was given, else float32: large products are taken in it, after centring; whatever is
-    small enough is done in float64. `eps` is the precision of what was given.
+    `values` is float64 if the input is, else float32: large products are computed in it, after centring; small ones in
+    float64. `eps` is the precision of the input.
     """
 
     values: Float[Tensor, "samples ..."]
@@ -47,25 +47,20 @@ class Representation:
 
     @cached_property
     def centred(self) -> Float[Tensor, "samples features"]:
-        """Features minus their means over the samples; a feature that does not vary is exactly zero."""
+        """Features minus their means over the samples; a constant feature is exactly zero."""
         rest = self.flat - self.flat.mean(0)
-        rest -= rest.mean(0)  # what the rounding of the mean left: small numbers now, so that nothing is lost
-        still = _peaks(rest) <= CONSTANT_TOLERANCE * self.eps * _peaks(self.flat)
-        return torch.where(still, 0.0, rest) if still.any() else rest
+        rest -= rest.mean(0)  # removes the rounding error of the mean
+        constant = _peaks(rest) <= CONSTANT_TOLERANCE * self.eps * _peaks(self.flat)
+        return torch.where(constant, 0.0, rest) if constant.any() else rest
 
     @cached_property
     def size(self) -> float:
-        """The largest centred entry; 0 where nothing varies."""
+        """The largest centred entry; 0 if nothing varies."""
         return float(_peaks(self.centred).amax())
-
-    @cached_property
-    def varying(self) -> int:
-        """How many features vary over the samples."""
-        return int((self.centred != 0).any(0).sum())
 
 
 def _peaks(x: Float[Tensor, "samples features"]) -> Float[Tensor, " features"]:
-    """The largest size of every feature, without a copy of all sizes."""
+    """The largest absolute value of every feature, without a copy."""
     return torch.maximum(x.amax(0), -x.amin(0))
 
 
@@ -73,36 +68,31 @@ def represent(x: Tensor, name: str = "x") -> Representation:
     """Check a tensor and read it.
 
     Raises:
-        InputError: it is no tensor of numbers (samples, features) or (samples, channels, positions), or not finite.
+        InputError: not a tensor of numbers (samples, features) or (samples, channels, positions), or not finite.
     """
     if not isinstance(x, Tensor) or x.dim() not in (2, 3) or x.is_complex():
         found = f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
+        advice = "Flatten or pool other axes first; `intertwine.compare` does it for a model's layers."
+        if not isinstance(x, Tensor):
+            advice = f"Make it one: torch.as_tensor({name})."
+        elif x.dim() < 2:
+            advice = f"For one feature per sample write {name}[:, None]."
+        elif x.is_complex():
+            advice = f"Take its real and imaginary parts as features: torch.view_as_real({name}).flatten(1)."
         raise InputError(
-            f"{name} must be a tensor (samples, features), or (samples, channels, positions); found {found}. "
-            f"{_advice(x, name)}"
+            f"{name} must be a tensor (samples, features), or (samples, channels, positions); found {found}. {advice}"
         )
     if not x.numel():
         raise InputError(f"{name} has no entries: its shape is {tuple(x.shape)}. Give at least one sample and feature.")
     values = x.detach().to(torch.float64 if x.dtype == torch.float64 or not x.is_floating_point() else torch.float32)
-    if not values.sum().isfinite() and not values.isfinite().all():  # the sum alone is quick, and may overflow
+    if not values.sum().isfinite() and not values.isfinite().all():  # the sum alone is fast, and may overflow
         bad = int((~values.isfinite()).sum())
         raise InputError(
-            f"{name} holds {bad} entries that are not finite (NaN or infinity). Find the layer that made them; no "
-            "measure has a meaning there."
+            f"{name} holds {bad} entries that are not finite (NaN or infinity), and no measure is defined for them. "
+            "Find the layer that computes them."
         )
     eps = torch.finfo(x.dtype).eps if x.is_floating_point() else torch.finfo(torch.float64).eps
     return Representation(values, float(eps))
-
-
-def _advice(x: object, name: str) -> str:
-    """What to do with what is no representation."""
-    if not isinstance(x, Tensor):
-        return f"Make it one: torch.as_tensor({name})."
-    if x.dim() < 2:
-        return f"For one feature per sample write {name}[:, None]."
-    if x.is_complex():
-        return f"Take its real and imaginary parts as features: torch.view_as_real({name}).flatten(1)."
-    return "Flatten or pool other axes first; `intertwine.compare` does it for a model's layers."
 
 
 def check_pair(a: Representation, b: Representation) -> None:
@@ -114,19 +104,18 @@ def check_pair(a: Representation, b: Representation) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a measure returns: a value or the reason why there is none, and the alignment behind it.
+# -- Results -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureAlignment:
-    """The map that takes the second representation onto the first, in the parts that the measure has; None elsewhere.
+    """The map from the second representation to the first; parts that a measure does not have are None.
 
     Attributes:
-        permutation: feature i of the first meets feature permutation[i] of the second.
+        permutation: feature i of the first is matched with feature permutation[i] of the second.
         scales: positive factors of the second's features, in the second's order.
         plan: a transport plan between features, first × second.
-        write_matrix: makes `matrix`.
+        write_matrix: computes `matrix`.
     """
 
     permutation: Int[Tensor, " n"] | None = None
@@ -136,9 +125,9 @@ class FeatureAlignment:
 
     @cached_property
     def matrix(self) -> Float[Tensor, "second first"] | None:
-        """y @ matrix lies on x (both centred where the measure centres).
+        """y @ matrix approximates x (both centred if the measure centres).
 
-        Made when it is first asked for: with more features than samples it is far larger than what was compared.
+        Computed on first use: with more features than samples it is far larger than the representations.
         """
         return None if self.write_matrix is None else self.write_matrix()
 
@@ -148,8 +137,8 @@ class Result:
     """One comparison.
 
     Attributes:
-        measure: its name. value: not a number exactly where `degenerate` gives the reason in words.
-        notes: what a reader should know of this value, such as dead features that were left out.
+        measure: its name. value: NaN exactly if `degenerate` gives the reason in words.
+        notes: what a reader should know about this value, such as dead features that are left out.
         baseline: the value of the same features with the samples of y in another order, which makes them unrelated;
             for measures that give unrelated features a value far from the end of their range.
     """
@@ -173,20 +162,15 @@ class Result:
         tail = f", {'; '.join(self.notes)}" if self.notes else ""
         if self.degenerate:
             return f"Result({self.measure}: degenerate, {self.degenerate}{tail})"
-        beside = "" if self.baseline is None else f", unrelated {self.baseline:.4f}"
-        return f"Result({self.measure}: {self.value:.6f}{beside}{tail})"
+        baseline = "" if self.baseline is None else f", unrelated {self.baseline:.4f}"
+        return f"Result({self.measure}: {self.value:.6f}{baseline}{tail})"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Measure: what every similarity measure declares and does, and the registry of all of them.
-#
-# A measure works once per representation (`prepare`) and once per pair (`compare`), so that comparing all layers with all
-# layers costs as little as it can. What it declares is checked by `intertwine.testing.check_measure`.
+# -- Measures ----------------------------------------------------------------------------------------------------------
 
-
-#: What a representation can be changed by; a measure declares which of these leave it as it is.
+#: Changes of a representation; a measure declares which of these leave its value unchanged.
 CHANGES = ("permutation", "positive scales", "signs", "orthogonal", "invertible", "isotropic scale", "translation")
-#: What a measure holds in memory at once, from little to much.
+#: What a measure needs in memory at once, from little to much.
 FEATURES, SAMPLES, PAIRS = "features", "samples", "pairs of samples"
 
 
@@ -194,18 +178,21 @@ FEATURES, SAMPLES, PAIRS = "features", "samples", "pairs of samples"
 class Measure:
     """One measure with its options.
 
+    It works once per representation (`prepare`) and once per pair (`compare`), so that comparing all layers with all
+    layers is cheap. `intertwine.testing.check_measure` checks what it declares.
+
     Attributes:
-        kind: "similarity" (larger is closer) or "distance". range: smallest and largest value it can take.
+        kind: "similarity" (larger is closer) or "distance". range: its smallest and largest value.
         at_identity: its value for a representation and itself. invariances: changes of the second representation, out
-            of `CHANGES`, that leave the value as it is.
-        prepare_with, compare_with: what it does; options are bound already.
-        needs: samples at least. positions: whether it tells channels from positions, (samples, channels, positions).
+            of `CHANGES`, that leave the value unchanged.
+        prepare_with, compare_with: the computation, with options bound.
+        needs: the smallest number of samples. positions: whether it tells channels from positions.
         meets: with `positions`, whether those of both must be the same.
-        permute_with: the state of the same representation with its samples in another order, where that is cheaper
-            than to prepare it again.
-        memory: what must be held at once: products of "features" (one pass over the samples is enough), all "samples",
-            or a number for all "pairs of samples", for measures that compare samples with samples.
-        baseline: whether every value comes with that of unrelated features, at the price of a second comparison.
+        permute_with: the state of the same representation with its samples in another order, if that is cheaper than
+            to prepare it again.
+        memory: what is needed at once: products of "features" (one pass over the samples is enough), all "samples", or
+            a number for all "pairs of samples".
+        baseline: whether every value comes with that of unrelated features, which costs a second comparison.
     """
 
     name: str
@@ -233,24 +220,22 @@ class Measure:
         return self._prepared(represent(x))
 
     def _prepared(self, x: Representation) -> PreparedRepresentation:
-        return PreparedRepresentation(
-            self.name, x.samples, x, self.prepare_with(x) if x.samples >= self.needs else None
-        )
+        state = self.prepare_with(x) if x.samples >= self.needs else None
+        return PreparedRepresentation(self.name, x.samples, x, state)
 
     def compare(self, a: PreparedRepresentation, b: PreparedRepresentation) -> Result:
         """The work that is done once per pair."""
         check_pair(a.representation, b.representation)
         if a.samples < self.needs:
-            return degenerate(self.name, f"it needs at least {self.needs} samples, and there are {a.samples}")
+            return too_few_samples(self.name, self.needs, a.samples)
         result = self.compare_with(a.state, b.state)
         if not self.baseline or result.degenerate:
             return result
-        return replace(
-            result, baseline=self.compare_with(a.state, self.permuted(b, derangement(b.samples)).state).value
-        )
+        unrelated = self.permuted(b, derangement(b.samples))
+        return replace(result, baseline=self.compare_with(a.state, unrelated.state).value)
 
     def permuted(self, a: PreparedRepresentation, order: Tensor) -> PreparedRepresentation:
-        """What is prepared, with its samples in another order."""
+        """A prepared representation with its samples in another order."""
         moved = Representation(a.representation.values[order], a.representation.eps)
         if self.permute_with is None or a.state is None:
             return self._prepared(moved)
@@ -265,7 +250,7 @@ class Measure:
 
 @dataclass(frozen=True, eq=False)
 class PreparedRepresentation:
-    """A representation and what one measure has made of it."""
+    """A representation and the state that one measure computes from it."""
 
     measure: str
     samples: int
@@ -274,7 +259,7 @@ class PreparedRepresentation:
 
 
 def derangement(samples: int) -> Int[Tensor, " samples"]:
-    """One fixed random order in which no sample keeps its place: a single cycle through all of them.
+    """A fixed random order in which no sample keeps its place: a single cycle through all of them.
 
     >>> derangement(2).tolist()
     [1, 0]
@@ -288,45 +273,52 @@ def degenerate(name: str, reason: str, notes: tuple[str, ...] = ()) -> Result:
     return Result(name, nan, reason, notes=notes)
 
 
-# -- the registry ------------------------------------------------------------------------------------------------------
+def too_few_samples(name: str, needs: int, samples: int) -> Result:
+    """The result of a comparison with too few samples."""
+    return degenerate(name, f"it needs at least {needs} samples, and there are {samples}")
+
+
+def constant_result(name: str, x: bool, y: bool, what: str = CONSTANT) -> Result:
+    """The result if x, y or both have nothing to compare."""
+    return degenerate(name, f"{'both representations are' if x and y else 'x is' if x else 'y is'} {what}")
+
+
+# -- The registry ------------------------------------------------------------------------------------------------------
 
 MeasureFactory = Callable[..., Measure]
 _MAKERS: dict[str, MeasureFactory] = {}
 
 
 def register(make: MeasureFactory) -> MeasureFactory:
-    """Make a measure of your own known, under the name that it gives itself, for this process.
+    """Register a measure of your own under its name, for this process.
 
-    A function of the same name takes the place of the first, as when a notebook's cell runs again or a file is imported
-    twice. The names of our own measures are taken.
+    A function of the same name replaces the first, as when a notebook cell runs again or a file is imported twice. The
+    names of intertwine's measures cannot be replaced.
 
     Args:
         make: returns the `Measure`; its keyword arguments are the measure's options, all with defaults.
 
     Returns:
-        `make`, so that this can stand above it as a decorator.
+        `make`, for use as a decorator.
 
     Raises:
         InputError: the name belongs to a measure of intertwine, or to that of a function with another name.
 
     Example:
-        `@register` above the function, as in docs/bring-your-own-measure.md. What is taken is refused:
+        `@register` above the function, as in docs/bring-your-own-measure.md. A name that is taken is refused:
 
         >>> from intertwine.measure.measure import find, register
         >>> register(lambda: find("rsa"))
         Traceback (most recent call last):
-        intertwine.errors.InputError: A measure was to be registered as 'rsa', but intertwine.measure.distances.rsa holds...
+        intertwine.errors.InputError: The name 'rsa' belongs to intertwine.measure.distances.rsa. Choose another name.
     """
     home, function = _origin(make)
     if not home.startswith("intertwine."):
-        _load()  # our names are taken, whatever was imported before
+        _load()  # so that all names of intertwine are known
     name = make().name
     holder, known = _origin(_MAKERS.get(name, make))
     if known != function or (holder.startswith("intertwine.") and holder != home):
-        raise InputError(
-            f"A measure was to be registered as {name!r}, but {holder}.{known} holds that name already. Give yours "
-            f"another name."
-        )
+        raise InputError(f"The name {name!r} belongs to {holder}.{known}. Choose another name.")
     _MAKERS[name] = make
     return make
 
@@ -341,10 +333,7 @@ def find(name: str, **options: Any) -> Measure:
     """The measure of that name."""
     _load()
     if name not in _MAKERS:
-        raise InputError(
-            f"The measure {name!r} was asked for, but there is none of that name. {did_you_mean(name, _MAKERS)}The "
-            f"names are {', '.join(sorted(_MAKERS))}."
-        )
+        raise InputError(unknown_name("measure", name, sorted(_MAKERS)))
     try:
         return _MAKERS[name](**options)
     except TypeError as error:
@@ -352,7 +341,7 @@ def find(name: str, **options: Any) -> Measure:
         offered = f"Its options: {', '.join(known)}." if known else "It has no options: leave them out."
         foreign = [option for option in options if option not in known]
         why = f"it has no option {foreign[0]!r}. {did_you_mean(foreign[0], known)}" if foreign else f"{error}. "
-        raise InputError(f"The measure {name} was asked for with {options}: {why}{offered}") from error
+        raise InputError(f"The options {options} do not fit the measure {name}: {why}{offered}") from error
 
 
 def every() -> Iterator[Measure]:
@@ -363,11 +352,11 @@ def every() -> Iterator[Measure]:
 
 def _load() -> None:
     """Import the modules that register measures."""
-    from intertwine.measure import families  # noqa: F401
+    for name in MODULES:
+        import_module(f"intertwine.measure.{name}")
 
 
-# ----------------------------------------------------------------------------------------------------
-# `measure` and `measures`: compare two representations by name, and list what can be asked for.
+# -- The verbs ---------------------------------------------------------------------------------------------------------
 
 
 def measure(x: Tensor, y: Tensor, name: str = "linear_cka", **options: Any) -> Result:
@@ -379,12 +368,11 @@ def measure(x: Tensor, y: Tensor, name: str = "linear_cka", **options: Any) -> R
         name: one of `measures()`. options: of that measure.
 
     Returns:
-        A `Result`: `.value`, or `.degenerate` with the reason why there is none; `.alignment` where the measure finds
-        one.
+        A `Result`: `.value`, or `.degenerate` with the reason why there is none; `.alignment` if the measure has one.
 
     Raises:
-        InputError: no such measure or option, or what is not a tensor of finite numbers. MismatchError: the numbers of
-            samples differ.
+        InputError: no such measure or option, or not a tensor of finite numbers. MismatchError: the numbers of samples
+            differ.
 
     Example:
         >>> import torch, intertwine

@@ -1,5 +1,18 @@
 """Measures that align features: by a rotation, a permutation, a permutation with positive scales, or optimal transport
 (soft matching).
+
+Procrustes similarities compute the distance after the best map from the difference itself, in float64, never as
+2 − 2·c: no digits cancel, and no square root is of a negative number. A representation and itself score 1; the best
+rotation can miss by 1e-8, if features have directions as small as that beside their largest.
+
+If channels have positions, (samples, channels, positions), features are channels and rows are samples × positions.
+Different widths are compared as if the narrower side had columns of zeros.
+
+Unrelated features do not score 0, so every value has a `.baseline`: the value of the same features with the samples of
+y in another order. It costs a second comparison; baseline=False leaves it out. Independent ReLU features of Gaussian
+values (512 samples, 64 features) have a `relu_procrustes` of 0.33, and of 0.45 without centring, where non-negative
+features never score below 1 − 1/√2 = 0.29. `orthogonal_procrustes` never does, because features can always be rotated
+to agree; the two are not on one scale.
 """
 
 from __future__ import annotations
@@ -15,27 +28,19 @@ from scipy.optimize import linear_sum_assignment, linprog
 from torch import Tensor
 
 from intertwine.argument_types import Float, Int
-from intertwine.errors import InputError, IntertwineError, MismatchError
-from intertwine.measure.measure import FEATURES, FeatureAlignment, Measure, Representation, Result, degenerate, register
+from intertwine.errors import InputError, IntertwineError, MismatchError, unknown_name
+from intertwine.measure.measure import (
+    FEATURES,
+    ZERO,
+    FeatureAlignment,
+    Measure,
+    Representation,
+    Result,
+    constant_result,
+    register,
+)
 
-# ----------------------------------------------------------------------------------------------------
-# Procrustes similarities: how near two representations come by a rotation, a permutation, or G_ReLU.
-#
-# The distance that is left after the best map is measured on the difference itself, in float64, and never as 2 − 2·c: no
-# digits cancel, and no square root meets a negative number. A representation and itself score 1; the best rotation can
-# miss by 1e-8, where features have directions as small as that beside their largest.
-#
-# Where channels have positions, (samples, channels, positions), features are channels and rows are samples × positions.
-# Unequal widths are compared as if the narrower one had columns of zeros, which changes no product.
-#
-# What unrelated features score is not 0, and every value comes with it: `.baseline` is the value of the same features
-# with the samples of y in another order. That is a second comparison; baseline=False leaves it out. Independent ReLU
-# features of Gaussian values (512 samples, 64 features) have a `relu_procrustes` of 0.33, and of 0.45 without centring,
-# where non-negative features never score below 1 − 1/√2 = 0.29. `orthogonal_procrustes` never does, for its features may
-# always be turned to agree; the two are not on one scale.
-
-
-LOWEST_ROTATED = 1 - sqrt(0.5)  # features may be turned until no product is negative, so that δ² ≤ 2
+LOWEST_ROTATED = 1 - sqrt(0.5)  # features can be rotated until no product is negative, so that δ² ≤ 2
 REFERENCE = "Godfrey et al. 2022, Definition 5.2"
 
 
@@ -56,19 +61,19 @@ class Columns:
 
 
 def columns(representation: Representation, center: bool, each: bool) -> Columns:
-    """Columns of length 1 (`each`), or all of them by one factor; what does not vary, or is zero, stays zero."""
+    """Columns of length 1 (`each`), or all scaled by one factor; constant columns are zero."""
     values = representation.values
     if values.dim() == 3:
         representation = Representation(values.movedim(1, 2).flatten(0, 1), representation.eps)
     x = (representation.centred if center else representation.flat).double()
-    size = x.abs().amax(0) if each else x.abs().amax().reshape(1)  # squares of x / size neither over- nor underflow
+    size = x.abs().amax(0) if each else x.abs().amax().reshape(1)  # so that squares neither over- nor underflow
     x = x / torch.where(size > 0, size, 1.0)
     length = x.square().sum(0 if each else None).sqrt().reshape(-1)
     return Columns(x / torch.where(length > 0, length, 1.0), size * length)
 
 
 def by_sample(rows: Float[Tensor, "rows features"], order: Int[Tensor, " samples"]) -> Float[Tensor, "rows features"]:
-    """The rows with samples in another order, the positions of each staying together."""
+    """The rows with samples in another order; the positions of each sample stay together."""
     return rows.unflatten(0, (len(order), -1))[order.to(rows.device)].flatten(0, 1)
 
 
@@ -77,28 +82,23 @@ def _reordered(a: Columns, order: Tensor) -> Columns:
 
 
 def check_rows(x: Tensor, y: Tensor) -> None:
-    """Channels are compared position by position."""
+    """Refuse channels with different positions."""
     if len(x) != len(y):
         raise MismatchError(
-            f"Channels were to be matched over samples and positions, but x has {len(x)} of these and y {len(y)}. "
-            "Resize one to the other's positions first."
+            f"Channels are matched over samples and positions, but x has {len(x)} of these and y {len(y)}. Resize one "
+            "to the other's positions first."
         )
 
 
-def constant_result(name: str, x: bool, y: bool, what: str = "constant: no feature varies over the samples") -> Result:
-    """The result where one side or both have nothing to compare."""
-    return degenerate(name, f"{'both representations are' if x and y else 'x is' if x else 'y is'} {what}")
-
-
-# -- rotations ---------------------------------------------------------------------------------------------------------
+# -- Rotations ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class RotationColumns:
-    """Columns x = small @ basisᵀ with orthonormal columns in the basis; no basis where there are enough samples.
+    """Columns x = small @ basisᵀ with orthonormal columns in the basis; no basis if there are enough samples.
 
-    Values need `small` alone, so the basis stays in the form in which a QR decomposition finds it (`reflectors`, with
-    their factors) until a map is written out.
+    Values need `small` alone, so the basis stays as the reflectors and factors of a QR decomposition until a map is
+    written out.
     """
 
     small: Float[Tensor, "rows directions"]
@@ -110,8 +110,8 @@ class RotationColumns:
         return matrix if self.reflectors is None else torch.linalg.householder_product(*self.reflectors) @ matrix
 
 
-def _turnable(center: bool, representation: Representation) -> RotationColumns:
-    """With fewer samples than features, rotations see only the samples' span: N × N problems in place of d × d."""
+def _prepare_rotation(center: bool, representation: Representation) -> RotationColumns:
+    """With fewer samples than features, only the span of the samples matters: an N × N problem instead of d × d."""
     whole = columns(representation, center, each=False)
     if len(whole.x) >= whole.x.shape[1]:
         return RotationColumns(whole.x, None, float(whole.lengths))
@@ -119,30 +119,20 @@ def _turnable(center: bool, representation: Representation) -> RotationColumns:
     return RotationColumns(packed[: len(whole.x)].triu().T, (packed, factors), float(whole.lengths))
 
 
-def _turned(a: RotationColumns, order: Tensor) -> RotationColumns:
-    return replace(a, small=by_sample(a.small, order))
-
-
-def _turn(center: bool, a: RotationColumns, b: RotationColumns) -> Result:
+def _rotate(center: bool, a: RotationColumns, b: RotationColumns) -> Result:
     name = "orthogonal_procrustes"
     if not a.length or not b.length:
-        return constant_result(name, not a.length, not b.length, *([] if center else ["zero everywhere"]))
+        return constant_result(name, not a.length, not b.length, *([] if center else [ZERO]))
     check_rows(a.small, b.small)
     u, _, vt = torch.linalg.svd(b.small.T @ a.small, full_matrices=False)
     left = (a.small @ vt.T - b.small @ u).square().sum() + _outside(a.small, vt.T) + _outside(b.small, u)
-    turn = partial(_written, a, b, u @ vt * (a.length / b.length))
-    return Result(name, 1 - sqrt(float(left)) / 2, alignment=FeatureAlignment(write_matrix=turn))
-
-
-def _written(
-    a: RotationColumns, b: RotationColumns, turn: Float[Tensor, "directions_b directions_a"]
-) -> Float[Tensor, "features_b features_a"]:
-    """A map of directions as one of features."""
-    return a.from_directions(b.from_directions(turn).T).T
+    turn = u @ vt * (a.length / b.length)
+    alignment = FeatureAlignment(write_matrix=lambda: a.from_directions(b.from_directions(turn).T).T)
+    return Result(name, 1 - sqrt(float(left)) / 2, alignment=alignment)
 
 
 def _outside(x: Tensor, directions: Tensor) -> Tensor:
-    """The squared length of what lies outside some orthonormal directions: it meets columns of zeros."""
+    """The squared length outside some orthonormal directions, which is compared with zeros."""
     square = directions.shape[0] == directions.shape[1]
     return x.new_zeros(()) if square else (x - x @ directions @ directions.T).square().sum()
 
@@ -167,13 +157,13 @@ def orthogonal_procrustes(center: bool = True, baseline: bool = True) -> Measure
     invariances = {"permutation", "signs", "orthogonal", "isotropic scale"} | ({"translation"} if center else set())
     return Measure(
         "orthogonal_procrustes", "similarity", (LOWEST_ROTATED, 1.0), 1.0, frozenset(invariances), REFERENCE,
-        "distance that the best rotation leaves, both of norm 1", partial(_turnable, center), partial(_turn, center),
-        positions=True, meets=True, permute_with=_turned, baseline=baseline,
-        memory=FEATURES,
+        "distance after the best rotation, both of norm 1", partial(_prepare_rotation, center),
+        partial(_rotate, center), positions=True, meets=True,
+        permute_with=lambda a, order: replace(a, small=by_sample(a.small, order)), baseline=baseline, memory=FEATURES,
     )  # fmt: skip
 
 
-# -- permutations ------------------------------------------------------------------------------------------------------
+# -- Permutations ------------------------------------------------------------------------------------------------------
 
 
 def match(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,17 +174,16 @@ def match(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _left(x: Tensor, y: Tensor, i: Tensor, j: Tensor) -> float:
-    """The squared distance of matched columns, and the squared lengths of those that meet zeros."""
-    return float((x[:, i] - y[:, j]).square().sum() + _others(x, i) + _others(y, j))
-
-
-def _others(x: Tensor, matched: Tensor) -> Tensor:
-    free = torch.ones(x.shape[1], dtype=torch.bool, device=x.device).index_fill(0, matched, False)
-    return x[:, free].square().sum()
+    """The squared distance of matched columns plus the squared lengths of unmatched ones."""
+    left = (x[:, i] - y[:, j]).square().sum()
+    for side, matched in ((x, i), (y, j)):
+        free = torch.ones(side.shape[1], dtype=torch.bool, device=side.device).index_fill(0, matched, False)
+        left = left + side[:, free].square().sum()
+    return float(left)
 
 
 def _whole(i: Tensor, j: Tensor, width: int) -> Tensor:
-    """The permutation of `width` columns with these pairs; what is left meets in order."""
+    """The permutation of `width` columns with these pairs; the rest is matched in order."""
     free = torch.ones(2, width, dtype=torch.bool, device=i.device)
     free[0, i], free[1, j] = False, False
     permutation = torch.empty(width, dtype=torch.int64, device=i.device)
@@ -206,7 +195,7 @@ def _whole(i: Tensor, j: Tensor, width: int) -> Tensor:
 def _permute(center: bool, a: Columns, b: Columns) -> Result:
     name = "permutation_procrustes"
     if a.dead or b.dead:
-        return constant_result(name, a.dead, b.dead, *([] if center else ["zero everywhere"]))
+        return constant_result(name, a.dead, b.dead, *([] if center else [ZERO]))
     i, j = match(a.x, b.x)
     width = max(a.x.shape[1], b.x.shape[1])
     ratio = (a.lengths / b.lengths).expand(width)
@@ -234,13 +223,13 @@ def permutation_procrustes(center: bool = True, baseline: bool = True) -> Measur
     invariances = {"permutation", "isotropic scale"} | ({"translation"} if center else set())
     return Measure(
         "permutation_procrustes", "similarity", (0.0, 1.0), 1.0, frozenset(invariances), REFERENCE,
-        "distance that the best permutation leaves, both of norm 1",
+        "distance after the best permutation, both of norm 1",
         partial(columns, center=center, each=False), partial(_permute, center), positions=True, meets=True,
         permute_with=_reordered, baseline=baseline, memory=FEATURES,
     )  # fmt: skip
 
 
-# -- permutations and positive scales ----------------------------------------------------------------------------------
+# -- Permutations and positive scales ----------------------------------------------------------------------------------
 
 
 def without_dead(a: Columns, b: Columns) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -258,7 +247,7 @@ def dead_note(a: Columns, b: Columns, fate: str) -> tuple[str, ...]:
 def _rescale(center: bool, paper: bool, a: Columns, b: Columns) -> Result:
     name = "relu_procrustes"
     if a.dead or b.dead:
-        return constant_result(name, a.dead, b.dead, *([] if center else ["zero everywhere"]))
+        return constant_result(name, a.dead, b.dead, *([] if center else [ZERO]))
     width = max(len(a.lengths), len(b.lengths))
     if paper:
         x, y, notes = a.x, b.x, dead_note(a, b, "kept as zeros, as in the paper's code")
@@ -275,7 +264,7 @@ def _rescale(center: bool, paper: bool, a: Columns, b: Columns) -> Result:
 
 
 def _scales(a: Columns, b: Columns, first: Tensor, second: Tensor, width: int) -> Tensor:
-    """What takes y's columns to the lengths of those they meet; 1 where either is dead or missing."""
+    """The ratios of lengths of matched columns, in y's order; 1 if either is dead or missing."""
     scales = a.lengths.new_ones(width)
     ratio = a.lengths[first] / torch.where(b.lengths[second] > 0, b.lengths[second], 1.0)
     scales[second] = torch.where((ratio > 0) & (b.lengths[second] > 0), ratio, 1.0)
@@ -287,13 +276,13 @@ def relu_procrustes(center: bool = True, dead: str = "drop", baseline: bool = Tr
     """G_ReLU-Procrustes similarity: columns of length 1, the best permutation, 1 − δ/√(2(‖X‖² + ‖Y‖²)).
 
     With d live columns on both sides this is the paper's 1 − δ/(2√d). The alignment is a permutation of the wider
-    width, dead features meeting what is left over, and the positive scales of y's features.
+    width, with dead features matched last, and the positive scales of y's features.
 
     Args:
-        center: False compares without centring, as printed, and is then not invariant to translations.
-        dead: "drop" leaves features that do not vary (without centring: that are zero) out of the matching and of the
-            divisor. "paper" does as the paper's code: they stay as zeros and the divisor stays 2√d, so that dead
-            features raise the value.
+        center: False compares without centring, as in the paper, and is then not invariant to translations.
+        dead: "drop" leaves constant features (without centring: zero ones) out of the matching and the divisor. With
+            "paper", as in the paper's code, they stay as zeros and the divisor stays 2√d, so dead features raise the
+            value.
         baseline: whether the value of unrelated features is computed as well.
 
     Example:
@@ -303,34 +292,29 @@ def relu_procrustes(center: bool = True, dead: str = "drop", baseline: bool = Tr
         (1.0, [1, 2, 0], [0.5, 0.25, 0.125])
     """
     if dead not in ("drop", "paper"):
-        raise InputError(f"relu_procrustes was asked for with dead={dead!r}; it can be 'drop' or 'paper'.")
+        raise InputError(unknown_name("dead of relu_procrustes", dead, ("drop", "paper")))
     invariances = {"permutation", "positive scales", "isotropic scale"} | ({"translation"} if center else set())
     return Measure(
         "relu_procrustes", "similarity", (0.0, 1.0), 1.0, frozenset(invariances), REFERENCE,
-        "distance that the best permutation leaves, every feature of norm 1",
+        "distance after the best permutation, every feature of norm 1",
         partial(columns, center=center, each=True), partial(_rescale, center, dead == "paper"),
         positions=True, meets=True, permute_with=_reordered, baseline=baseline, memory=FEATURES,
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------
-# Soft matching: optimal transport between the features of two representations of any widths.
-#
-# Every feature of x carries a mass of 1/width(x), every one of y 1/width(y), and the plan moves one onto the other. The
-# optimum is exact. Equal widths are an assignment. Unequal ones are too, once every feature is repeated until both sides
-# have as many as the least common multiple of the widths. Many copies of one feature are alike, which an assignment takes
-# long to tell apart: where there are more than a few of each, HiGHS's dual simplex solves the same problem with whole
-# numbers for masses, whose corners are whole, so that the plan's sums are exact as well. 64 features against 63, as one
-# dead unit leaves them, take a twentieth of a second so, and ten the other way.
+# -- Soft matching -----------------------------------------------------------------------------------------------------
 
-
-#: An assignment takes longer than the linear program where each feature of the wider side stands in more copies than
-#: this, and all of them are more than so many.
+#: An assignment of repeated features takes longer than the linear program if each feature of the wider side has more
+#: copies than COPIES, and there are more than FEW copies in all.
 COPIES, FEW = 4, 512
 
 
 def transport(gain: Float[Tensor, "first second"]) -> Float[Tensor, "first second"]:
-    """The plan with uniform sums over rows and columns that has the largest total gain.
+    """The plan with uniform sums over rows and columns that has the largest total gain; the optimum is exact.
+
+    Equal widths are an assignment. So are unequal ones, once every feature is repeated until both sides have the least
+    common multiple of the widths. Many copies make that slow; then HiGHS's dual simplex solves the same problem with
+    integer masses, whose corners are integers, so that the sums of the plan are exact as well.
 
     Example:
         >>> transport(torch.tensor([[3.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 3.0]]).double()).tolist()
@@ -354,13 +338,13 @@ def _program(gain: np.ndarray) -> np.ndarray:
     n, m = gain.shape
     sums = sparse.vstack([sparse.kron(sparse.eye(n), np.ones((1, m))), sparse.kron(np.ones((1, n)), sparse.eye(m))])
     masses = np.repeat([m // gcd(n, m), n // gcd(n, m)], [n, m])
-    # The last sum follows from the others.
+    # the last sum follows from the others
     solved = linprog(-gain.ravel(), A_eq=sums.tocsr()[:-1], b_eq=masses[:-1], method="highs-ds")
     moved = np.round(solved.x) if solved.x is not None else np.zeros(n * m)
     if not solved.success or not np.array_equal(sums @ moved, masses):
         raise IntertwineError(
-            f"The transport between {n} and {m} features was not solved: {solved.message} Give widths that share a "
-            "larger divisor, or fewer features."
+            f"The solver failed on the transport between {n} and {m} features: {solved.message} Give widths that share "
+            "a larger divisor, or fewer features."
         )
     return moved.reshape(n, m)
 
@@ -381,16 +365,13 @@ def _distance(a: Columns, b: Columns) -> Result:
     if a.dead or b.dead:
         return constant_result("soft_matching", a.dead, b.dead)
     check_rows(a.x, b.x)
-    size = float(torch.maximum(a.lengths, b.lengths))  # squares of what was given could overflow
+    size = float(torch.maximum(a.lengths, b.lengths))  # squares of the input could overflow
     x, y = a.x * (a.lengths / size), b.x * (b.lengths / size)
-    plan = transport(x.T @ y)  # the lengths of features are moved in full by every plan
+    plan = transport(x.T @ y)  # every plan moves the full lengths of features
     i, j = plan.nonzero(as_tuple=True)
-    left = plan[i, j] @ torch.cat([_apart(x, y, *ij) for ij in zip(i.split(1024), j.split(1024), strict=True)])
+    parts = zip(i.split(1024), j.split(1024), strict=True)
+    left = plan[i, j] @ torch.cat([(x[:, some] - y[:, others]).square().sum(0) for some, others in parts])
     return Result("soft_matching", size * sqrt(float(left)), alignment=FeatureAlignment(plan=plan))
-
-
-def _apart(x: Tensor, y: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return (x[:, i] - y[:, j]).square().sum(0)
 
 
 @register
@@ -398,9 +379,8 @@ def soft_matching(score: str = "correlation") -> Measure:
     """Soft matching between features of different widths, always centred; the alignment is the plan.
 
     Args:
-        score: "correlation", the mean correlation of the features that the best plan brings together, without those
-            that do not vary; or "distance", the soft matching distance √(min Σ Pᵢⱼ‖xᵢ − yⱼ‖²), a metric, in the units
-            of the features.
+        score: "correlation", the mean correlation of features matched by the best plan, without constant ones; or
+            "distance", the soft matching distance √(min Σ Pᵢⱼ‖xᵢ − yⱼ‖²), a metric, in the units of the features.
 
     Example:
         >>> x = torch.randn(50, 3)
@@ -409,7 +389,7 @@ def soft_matching(score: str = "correlation") -> Measure:
         1.0
     """
     if score not in ("correlation", "distance"):
-        raise InputError(f"soft_matching was asked for with score={score!r}; it can be 'correlation' or 'distance'.")
+        raise InputError(unknown_name("score of soft_matching", score, ("correlation", "distance")))
     reference = "Khosla and Williams 2024"
     if score == "distance":
         return Measure(

@@ -102,7 +102,7 @@ class HookedNetwork:
             if not missing:
                 raise _Stop
 
-        recorder = Recorder(note=passed)
+        recorder = Recorder(callback=passed)
         args, kwargs = on_device_of(copied_arguments(call), self.model)
         with torch.no_grad(), recorder.listening(self.model, tuple(missing)), suppress(_Stop):
             self.model(*args, **kwargs)
@@ -227,7 +227,7 @@ def _recorded(
     """The features at the points, on few samples if the network runs on few, and their apparent layouts."""
     finder, wanted = LayoutFinder(), tuple(dict.fromkeys(places))
     with finder.watching(model):
-        whole, _ = record(model, example, wanted, note=finder.note)
+        whole, _ = record(model, example, wanted, callback=finder.observe)
     if len(whole) != len(wanted):
         raise InputError("A pattern matches modules that are called more than once. Name the calls one by one: path@2.")
     small = first_samples(example)
