@@ -1,4 +1,4 @@
-"""interpolate: the network on the line between two, and the pairs it refuses because they do not belong together."""
+"""Interpolation: the network on the line between two, and pairs that are refused."""
 
 import copy
 import re

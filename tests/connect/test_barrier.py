@@ -1,4 +1,4 @@
-"""barrier: against losses worked out by hand and against a plain loop over the networks of the line."""
+"""`barrier` against losses computed by hand and against a plain loop over the networks of the line."""
 
 import re
 import sys

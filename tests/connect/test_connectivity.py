@@ -1,4 +1,4 @@
-"""connectivity: every figure against plain float64 formulas over all samples at once, and words where there is none."""
+"""`connectivity`: every figure against plain float64 formulas over all samples, and the theorems of the paper."""
 
 import copy
 import json
@@ -25,10 +25,6 @@ from intertwine.connect.direct_stitch import direct_stitch
 from intertwine.connect.llfc import AdditivityMeter
 from intertwine.data.batchnorm import reset_statistics
 from intertwine.errors import InputError, MismatchError
-
-# ----------------------------------------------------------------------------------------------------
-# connectivity: every figure against plain float64 formulas over all samples at once, and words where there is none.
-
 
 Batches = list[tuple[Any, Any]]
 ALPHAS = (0.25, 0.5, 0.75)
@@ -502,13 +498,8 @@ def test_004_L18_one_call_of_several_is_replaced_and_odd_layers_are_named() -> N
         direct_stitch(mlp(0), mlp(0), [(torch.zeros(2, 6), torch.full((2,), -100))])
 
 
-# ----------------------------------------------------------------------------------------------------
-# The lemma and the theorem of Zhou et al. (2023) on networks built to satisfy them, and in trained networks.
-
-
 TIGHT = 1e-12
 GENERATE = (Phase.generate,)  # seeds cannot be made simpler, and looking for simpler ones takes minutes
-Batches_connect_theorems = list[tuple[Tensor, Tensor]]
 
 
 class Squared(nn.Module):
@@ -533,7 +524,7 @@ def with_own_heads(seed: int, width: int, scale: float) -> tuple[nn.Module, nn.M
     return a, b
 
 
-def sampled(seed: int, a: nn.Module, b: nn.Module) -> Batches_connect_theorems:
+def sampled(seed: int, a: nn.Module, b: nn.Module) -> Batches:
     """Inputs, labelled by one network or the other, with some labels at random: both ends err, differently."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(60, 4, generator=g, dtype=torch.float64)
@@ -655,7 +646,7 @@ def blockwise(seed: int, break_first: bool = False, break_second: bool = False) 
     return a, b
 
 
-def positive(seed: int) -> Batches_connect_theorems:
+def positive(seed: int) -> Batches:
     g = torch.Generator().manual_seed(seed)
     x = torch.rand(40, BLOCKS * UNITS, generator=g, dtype=torch.float64)
     return [(x[:25], torch.zeros(25).long()), (x[25:], torch.zeros(15).long())]
@@ -745,7 +736,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[nn.Module
     return made
 
 
-def digits() -> Batches_connect_theorems:
+def digits() -> Batches:
     return [(x, y) for x, y in it.zoo.data("digits").batches("test", 120, torch.float64)]
 
 

@@ -1,4 +1,4 @@
-"""diagnose: failures built by hand are named with their layer, a healthy merge gets no finding."""
+"""`diagnose`: constructed failures are named with their layer, and a healthy merge has no findings."""
 
 import copy
 import json
@@ -73,7 +73,7 @@ def test_a_healthy_pair_gets_no_finding(pairs: dict[str, Pair]) -> None:
     assert all((health.matched or 0) > 0.9 for health in found.layers.values())
 
 
-def test_an_unaligned_pair_is_told_to_align(pairs: dict[str, Pair]) -> None:
+def test_an_unaligned_pair_is_advised_to_align(pairs: dict[str, Pair]) -> None:
     a, b = pairs["independent"]
     data = digits()
     found = it.diagnose(a, b, data, data[0][0][:2])
@@ -140,7 +140,7 @@ def test_the_figures_are_those_of_plain_formulas(pairs: dict[str, Pair]) -> None
     assert plain["layers"][4]["matched"] == found.layers["5"].matched
 
 
-def test_a_mended_merge_is_looked_at_as_it_is(pairs: dict[str, Pair]) -> None:
+def test_a_repaired_merge_is_diagnosed_as_given(pairs: dict[str, Pair]) -> None:
     a, b = pairs["independent"]
     data = digits()
     before = it.diagnose(a, b, data)

@@ -1,4 +1,4 @@
-"""Merging: the mean in a common frame, its mending, its honesty; averages of checkpoints; task vectors carried over."""
+"""Merging: the mean in a common frame, repair, scores and notes; averages of checkpoints; task vectors."""
 
 import copy
 import re
@@ -315,8 +315,8 @@ def test_a_repair_is_scored_beside_both_plain_means() -> None:
     found = merge(models, data=test, repair="repair")
     assert [s.name for s in found.scores][:3] == ["merged", "plain mean", "plain mean, same repair"]
     assert found.scores[1].loss == pytest.approx(loss(merge(models, method="none").model), rel=1e-5)
-    mended = merge(models, data=test, method="none", repair="repair", check=False).model
-    assert found.scores[2].loss == pytest.approx(loss(mended), rel=1e-5)
+    repaired = merge(models, data=test, method="none", repair="repair", check=False).model
+    assert found.scores[2].loss == pytest.approx(loss(repaired), rel=1e-5)
 
 
 def test_one_network_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Statistics of BatchNorm estimated again: against torch's own on one batch, and against all inputs put together."""
+"""Re-estimated BatchNorm statistics against torch's own on one batch, and against all inputs at once."""
 
 import re
 

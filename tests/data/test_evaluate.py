@@ -1,4 +1,4 @@
-"""Features, where changed code went unnoticed: one tensor, targets per token, losses without classes, no samples."""
+"""Scores of one batch: targets per token, losses without classes, no samples."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Features: what is captured is what plain hooks see, the model stays as it was, and every doubt is put in words."""
+"""Features equal those of plain hooks, the model stays unchanged, and ambiguous requests are refused."""
 
 import copy
 import weakref

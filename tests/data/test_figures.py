@@ -1,4 +1,4 @@
-"""Pictures can be read: keys cover nothing, titles stay inside, numbers contrast with their cells, names have room."""
+"""Figures are readable: legends cover nothing, titles fit, labels have contrast and room."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Padding of text: tokens that are none enter no rows, no means and so no measure."""
+"""Padding of text enters no rows and no means."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""calibrate: the null is that of independent samples, p-values are honest, intervals cover."""
+"""`calibrate`: the null is that of independent samples, p-values are uniform under it, intervals cover."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,9 +12,6 @@ from intertwine.errors import InputError, MismatchError
 from intertwine.measure.calibrate import calibrate
 from intertwine.measure.distances import nearest
 from intertwine.measure.measure import Measure, Representation, Result, find
-
-# ----------------------------------------------------------------------------------------------------
-# calibrate: the null is that of independent samples, p-values are honest, intervals cover.
 
 
 def pair(seed: int, samples: int = 40, width: int = 10, share: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -114,7 +111,7 @@ def test_degenerate_and_wrong_input() -> None:
     x, y = pair(0)
     found = calibrate(x, torch.ones_like(y))
     assert repr(found) == "Calibrated(linear_cka: degenerate, y is constant: no feature varies over the samples)"
-    with pytest.raises(InputError, match="Unknown interval 't'. Choose one of: half-samples, bootstrap"):
+    with pytest.raises(InputError, match=r"Unknown interval 't'. Choose one of: half-samples, bootstrap"):
         calibrate(x, y, interval="t")
     with pytest.raises(InputError, match="draws must be at least 1 and resamples at least 2, but are 0 and 200"):
         calibrate(x, y, draws=0)
@@ -127,10 +124,6 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
     first, second = calibrate(x, y, draws=10, seed=1), calibrate(x, y, draws=10, seed=1)
     assert first.to_dict() == second.to_dict()
     assert repr(first).startswith("Calibrated(linear_cka: 0.")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Measures, where changed code once went unnoticed: the draws behind an interval, and neighbours of unequal lengths.
 
 
 def recorder(seen: list[list[float]]) -> Measure:

@@ -1,4 +1,4 @@
-"""compare: all layers against all layers, in one pass where that is exact, refusing what does not belong together."""
+"""`compare`: all layers against all layers, in one pass if that is exact; mismatched data is refused."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""RSA and mutual neighbours against scipy and definitions; what measures declare against random changes."""
+"""RSA and mutual neighbours against scipy and definitions; declared invariances against random changes."""
 
 from itertools import permutations
 from math import isfinite

@@ -1,4 +1,4 @@
-"""Every measure on input that breaks others: a right value or a reason in words; never NaN, never a wrong number."""
+"""Every measure on degenerate input: a correct value or a reason, never NaN; the registry and its checks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +14,6 @@ from intertwine.errors import InputError, MismatchError
 from intertwine.measure import measure as registry
 from intertwine.measure.measure import CHANGES, Measure, Representation, Result, find, represent
 from intertwine.testing.measure import MeasureError, check_measure, random_representations
-
-# ----------------------------------------------------------------------------------------------------
-# Every measure on input that breaks others: a right value or a reason in words; never NaN, never a wrong number.
-
 
 MEASURES = [m.name for m in it.measures()]
 
@@ -198,10 +194,6 @@ def test_advice_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(it.InputError, match=r"For one feature per sample write x\[:, None\]"):
         it.measure(x[:, 0], x)
     assert max(len(repr(m)) for m in it.measures()) < 200
-
-
-# ----------------------------------------------------------------------------------------------------
-# check_measure: every measure is what it declares, and a false declaration is found.
 
 
 @pytest.mark.parametrize("name", MEASURES)

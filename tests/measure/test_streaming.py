@@ -1,4 +1,4 @@
-"""CKA in one pass over batches: the value of all samples at once, in memory that does not grow with them."""
+"""Measures in one pass over batches: the value of all samples at once, in constant memory."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -20,9 +20,6 @@ from intertwine.measure.cca import span
 from intertwine.measure.compare import STREAMED
 from intertwine.measure.measure import Measure, Representation, Result, find
 from intertwine.measure.streaming import StreamingCKA, StreamingMoments
-
-# ----------------------------------------------------------------------------------------------------
-# CKA in one pass over batches: the value of all samples at once, in memory that does not grow with them.
 
 
 def dense(x: Tensor, y: Tensor, biased: bool = False) -> float:
@@ -258,10 +255,6 @@ def test_narrow_features_of_many_samples(width: int) -> None:
     assert float(own(*few)) == pytest.approx(float(own(*few.double())), abs=1e-6)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Measures in one pass: what all samples at once give, in memory that does not grow with samples.
-
-
 NAMES = [
     "cca", "svcca", "pwcca", "r2", "orthogonal_procrustes", "permutation_procrustes", "relu_procrustes", "soft_matching"
 ]  # fmt: skip
@@ -316,7 +309,7 @@ CASES: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
 }
 
 
-def streamed_measure_moments(
+def moment_results(
     measures: list[Measure], x: Tensor, y: Tensor, size: int = 47, baseline: bool = True
 ) -> list[Result]:
     stream = StreamingMoments([("x", "y")], baseline)
@@ -329,7 +322,7 @@ def streamed_measure_moments(
 @pytest.mark.parametrize("case", list(CASES))
 def test_one_pass_gives_what_all_samples_give(case: str, dtype: torch.dtype) -> None:
     x, y = (z.to(dtype) for z in CASES[case]())
-    for name, got in zip(NAMES, streamed_measure_moments([find(name) for name in NAMES], x, y), strict=True):
+    for name, got in zip(NAMES, moment_results([find(name) for name in NAMES], x, y), strict=True):
         expected = find(name)(x, y)
         assert got.degenerate == expected.degenerate, name
         notes = tuple(note for note in got.notes if not note.startswith("one pass"))
@@ -342,7 +335,7 @@ def test_one_pass_gives_what_all_samples_give(case: str, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("size", [1, 2, 13, 299, 300])
 def test_the_size_of_batches_does_not_matter(size: int) -> None:
     x, y = random(300, 12, 9)
-    results = streamed_measure_moments([find(name) for name in NAMES], x, y, size)
+    results = moment_results([find(name) for name in NAMES], x, y, size)
     for name, got in zip(NAMES, results, strict=True):
         assert got.value == pytest.approx(find(name)(x, y).value, abs=1e-12), name
 
@@ -352,7 +345,7 @@ def test_means_stay_where_features_are_not_centred(name: str) -> None:
     x, y = random(300, 12, 9)
     x, y = x + 2, y - torch.arange(9)
     measure = find(name, center=False)
-    (got,) = streamed_measure_moments([measure], x, y)
+    (got,) = moment_results([measure], x, y)
     assert got.value == pytest.approx(measure(x, y).value, abs=1e-12)
     assert got.value != pytest.approx(find(name)(x, y).value, abs=1e-3)
 
@@ -361,16 +354,14 @@ def test_squares_neither_overflow_nor_vanish() -> None:
     """The first batch is zero, so that nothing is known yet of how large features are."""
     x, y = random(100, 5, 4)
     x[:20], y[:20] = 0, 0
-    for name, got in zip(
-        NAMES, streamed_measure_moments([find(name) for name in NAMES], 1e200 * x, 1e-200 * y, 20), strict=True
-    ):
+    for name, got in zip(NAMES, moment_results([find(name) for name in NAMES], 1e200 * x, 1e-200 * y, 20), strict=True):
         assert got.value == pytest.approx(find(name)(x, y).value, abs=1e-9), name
 
 
 # -- against formulas of their own -------------------------------------------------------------------------------------
 
 
-def dense_measure_moments(x: Tensor, y: Tensor) -> dict[str, float]:
+def reference_values(x: Tensor, y: Tensor) -> dict[str, float]:
     """The measures by numpy and scipy, from all samples."""
     a, b = ((z - z.mean(0)).double().numpy() for z in (x, y))
     fit = a @ np.linalg.lstsq(a, b, rcond=None)[0]
@@ -390,15 +381,15 @@ def dense_measure_moments(x: Tensor, y: Tensor) -> dict[str, float]:
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_dense_formulas(dtype: torch.dtype, offset: float) -> None:
     x, y = ((z + offset).to(dtype) for z in random(301, 12, 9, 3))
-    expected = dense_measure_moments(x.double(), y.double())
-    for name, got in zip(expected, streamed_measure_moments([find(name) for name in expected], x, y), strict=True):
+    expected = reference_values(x.double(), y.double())
+    for name, got in zip(expected, moment_results([find(name) for name in expected], x, y), strict=True):
         assert got.value == pytest.approx(expected[name], abs=TOLERANCE[dtype]), name
 
 
 def test_asymmetric_measures_keep_their_direction() -> None:
     x, y = random(300, 12, 3)
     for name in ("r2", "pwcca"):
-        there, back = (streamed_measure_moments([find(name)], *pair)[0].value for pair in ((x, y), (y, x)))
+        there, back = (moment_results([find(name)], *pair)[0].value for pair in ((x, y), (y, x)))
         assert there == pytest.approx(find(name)(x, y).value, abs=1e-12)
         assert back == pytest.approx(find(name)(y, x).value, abs=1e-12)
         assert abs(there - back) > 5e-4
@@ -411,7 +402,7 @@ def test_asymmetric_measures_keep_their_direction() -> None:
 def test_alignments_are_in_the_coordinates_of_the_features(n: int, p: int, q: int) -> None:
     x, y = random(n, p, q)
     x, y = 1000 * x + 5, y / 1000
-    for name, got in zip(NAMES[4:], streamed_measure_moments([find(name) for name in NAMES[4:]], x, y), strict=True):
+    for name, got in zip(NAMES[4:], moment_results([find(name) for name in NAMES[4:]], x, y), strict=True):
         expected = find(name)(x, y).alignment
         assert expected is not None
         assert got.alignment is not None
@@ -425,7 +416,7 @@ def test_a_rotation_of_fewer_samples_than_features() -> None:
     """The map is zero on what no sample has; on what they have it is the one that all samples give."""
     x, y = random(20, 30, 25)
     (got,), expected = (
-        streamed_measure_moments([find("orthogonal_procrustes")], x, y),
+        moment_results([find("orthogonal_procrustes")], x, y),
         find("orthogonal_procrustes")(x, y),
     )
     maps = [a.matrix for a in (got.alignment, expected.alignment) if a is not None and a.matrix is not None]
@@ -438,7 +429,7 @@ def test_a_rotation_stays_whole_where_features_are_dead() -> None:
     """With enough samples the map is orthogonal even where both sides have few directions."""
     x, y = random(300, 3, 3)
     x, y = (torch.cat([z, torch.zeros(300, 9, dtype=z.dtype)], 1) for z in (x, y))
-    (got,) = streamed_measure_moments([find("orthogonal_procrustes")], x, y)
+    (got,) = moment_results([find("orthogonal_procrustes")], x, y)
     assert got.alignment is not None
     assert got.alignment.matrix is not None
     gram = got.alignment.matrix.T @ got.alignment.matrix
@@ -488,8 +479,8 @@ def test_the_baseline_is_that_of_samples_in_another_order(sizes: list[int]) -> N
 
 def test_no_baseline_where_none_was_asked_for() -> None:
     x, y = random(50, 4, 3)
-    assert streamed_measure_moments([find("relu_procrustes", baseline=False)], x, y)[0].baseline is None
-    assert streamed_measure_moments([find("relu_procrustes")], x, y, baseline=False)[0].baseline is None
+    assert moment_results([find("relu_procrustes", baseline=False)], x, y)[0].baseline is None
+    assert moment_results([find("relu_procrustes")], x, y, baseline=False)[0].baseline is None
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------
@@ -502,7 +493,7 @@ def test_as_many_directions_count(lowest: int, offset: float) -> None:
     z, y = random(80, 40, 5)
     rotation = torch.linalg.qr(random(40, 40, 1, 7)[0])[0]
     x = (z * torch.logspace(0, lowest, 40, dtype=z.dtype) @ rotation + offset).float()
-    got, expected = streamed_measure_moments([find("cca")], x, y.float())[0], find("cca")(x, y.float())
+    got, expected = moment_results([find("cca")], x, y.float())[0], find("cca")(x, y.float())
     assert got.notes == expected.notes
     assert "directions" in got.notes[0]
     precise = [Representation(side.double(), torch.finfo(torch.float32).eps) for side in (x, y.float())]
@@ -514,13 +505,11 @@ def test_directions_that_products_cannot_show_are_noted() -> None:
     x, y = random(300, 5, 4)
     x[:, 4] = x[:, 3] + 1e-10 * x[:, 4]
     note = "one pass: directions of x below about 1e-7 of the largest are not seen"
-    assert note in streamed_measure_moments([find("cca")], x, y)[0].notes
-    assert "one pass: directions of x and y below" in streamed_measure_moments([find("r2")], x, x)[0].notes[0]
-    assert not streamed_measure_moments([find("cca")], x.float(), y.float())[0].notes
-    assert not streamed_measure_moments([find("cca")], x[:, :4], y)[0].notes
-    assert not streamed_measure_moments([find("orthogonal_procrustes")], x[:4, :4], y[:4])[
-        0
-    ].notes  # no more than samples allow
+    assert note in moment_results([find("cca")], x, y)[0].notes
+    assert "one pass: directions of x and y below" in moment_results([find("r2")], x, x)[0].notes[0]
+    assert not moment_results([find("cca")], x.float(), y.float())[0].notes
+    assert not moment_results([find("cca")], x[:, :4], y)[0].notes
+    assert not moment_results([find("orthogonal_procrustes")], x[:4, :4], y[:4])[0].notes  # no more than samples allow
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
