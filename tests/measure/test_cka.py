@@ -422,7 +422,7 @@ def test_channels_of_which_only_rounding_is_left_are_constant(dtype: torch.dtype
 
 @pytest.mark.parametrize("option", ["estimator", "dead", "precision"])
 def test_options_that_do_not_exist(option: str) -> None:
-    with pytest.raises(InputError, match=f"{option}='other'. Give one of '"):
+    with pytest.raises(InputError, match=f"Unknown {option} of relu_cka 'other'"):
         find("relu_cka", **{option: "other"})
 
 
