@@ -83,7 +83,7 @@ def test_an_unaligned_pair_is_advised_to_align(pairs: dict[str, Pair]) -> None:
     assert "the networks do not seem to be aligned" in order.advice
     assert "'3' (wire 3)" in order.what
     assert found.weights_apart == pytest.approx(1.4, abs=0.05)
-    assert "Weights are 1.4" in order.what
+    assert "Weights differ by 1.4" in order.what
     assert variance.layers[-1] == "5"
     assert variance.figure < 0.2
     assert "repair" in variance.advice

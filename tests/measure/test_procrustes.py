@@ -432,9 +432,9 @@ def test_zeros_have_no_value_without_centring(name: str) -> None:
 
 
 def test_options_that_do_not_exist() -> None:
-    with pytest.raises(InputError, match="'drop' or 'paper'"):
+    with pytest.raises(InputError, match=r"Unknown dead of relu_procrustes 'alive'.*drop, paper"):
         find("relu_procrustes", dead="alive")
-    with pytest.raises(InputError, match="'correlation' or 'distance'"):
+    with pytest.raises(InputError, match=r"Unknown score of soft_matching 'cost'.*correlation, distance"):
         find("soft_matching", score="cost")
 
 

@@ -126,9 +126,15 @@ def _rotate(center: bool, a: RotationColumns, b: RotationColumns) -> Result:
     check_rows(a.small, b.small)
     u, _, vt = torch.linalg.svd(b.small.T @ a.small, full_matrices=False)
     left = (a.small @ vt.T - b.small @ u).square().sum() + _outside(a.small, vt.T) + _outside(b.small, u)
-    turn = u @ vt * (a.length / b.length)
-    alignment = FeatureAlignment(write_matrix=lambda: a.from_directions(b.from_directions(turn).T).T)
+    alignment = FeatureAlignment(write_matrix=partial(_feature_map, a, b, u @ vt * (a.length / b.length)))
     return Result(name, 1 - sqrt(float(left)) / 2, alignment=alignment)
+
+
+def _feature_map(
+    a: RotationColumns, b: RotationColumns, turn: Float[Tensor, "directions_b directions_a"]
+) -> Float[Tensor, "features_b features_a"]:
+    """A map of directions as a map of features; a function of the module, so that results can be pickled."""
+    return a.from_directions(b.from_directions(turn).T).T
 
 
 def _outside(x: Tensor, directions: Tensor) -> Tensor:
