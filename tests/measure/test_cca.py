@@ -355,10 +355,10 @@ def test_scales_offsets_and_precisions(name: str) -> None:
 
 def test_options_that_do_not_exist() -> None:
     for name, options, match in (
-        ("cca", {"statistic": "median"}, "'mean' or 'mean_squared'"),
-        ("svcca", {"statistic": "median"}, "'mean' or 'mean_squared'"),
+        ("cca", {"statistic": "median"}, "Choose one of: mean, mean_squared"),
+        ("svcca", {"statistic": "median"}, "Choose one of: mean, mean_squared"),
         ("svcca", {"variance": 99.0}, r"\(0, 1\]"),
-        ("pwcca", {"side": "left"}, "'x' or 'y'"),
+        ("pwcca", {"side": "left"}, "Choose one of: x, y"),
     ):
         with pytest.raises(InputError, match=match):
             find(name, **options)
