@@ -337,7 +337,7 @@ def test_a_model_of_another_architecture() -> None:
 
 def test_no_model(unchecked: None) -> None:
     a, _, g, x, _ = twins("residual")
-    with pytest.raises(it.InputError, match=r"a torch.nn.Module is needed"):
+    with pytest.raises(it.InputError, match=r"must be a torch.nn.Module"):
         naturality(a, a.state_dict(), g, x)  # type: ignore[arg-type]
 
 
