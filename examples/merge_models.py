@@ -47,8 +47,8 @@ aligned = accuracy(merged.model, test)
 print(f"accuracy after alignment: {aligned:.1%}")
 
 # %% [markdown]
-# The average of two units has a smaller variance than each of them. REPAIR (Jordan et al. 2023) restores the variance of
-# every unit with training images, without labels and without training.
+# The average of two units has a smaller variance than each of them. REPAIR (Jordan et al. 2023) restores the variance
+# of every unit with training images, without labels and without training.
 
 # %%
 repaired_merge = it.merge([a, b], x, data=train, repair="repair")
