@@ -200,7 +200,7 @@ def test_options_are_named_as_they_are_003_F23() -> None:
     for name in CHOICES:
         default = signature(fold).parameters[name].default
         assert f'"{default}"' in table
-    assert all(decision in table for decision in ("D11", "D12", "D13", "D14"))
+    assert all(decision in table for decision in ("counts", "compared", "BatchNorm", "activation"))
 
 
 @pytest.mark.usefixtures("one_thread")
