@@ -212,9 +212,14 @@ def test_help_does_not_import_torch(command: list[str]) -> None:
 def test_a_network_of_the_users_own_loads_no_zoo() -> None:
     done = run("-m", "intertwine.cli", "inspect", str(SOURCE.parent / "examples" / "residual.py") + ":net", "--json")
     assert '"wires"' in done.stdout
-    assert "intertwine" in packages(done)
+    assert "intertwine.symmetry.certify" in done.stderr
+    assert "intertwine.lab.zoo" not in done.stderr
+
+
+def test_the_verbs_load_no_kernels() -> None:
+    done = run("-c", "import intertwine.symmetry.certify, intertwine.checkpoints.load, intertwine.lab.report.wire_graph")
+    assert {"intertwine", "torch"} <= packages(done)
     assert "triton" not in packages(done)
-    assert "intertwine.lab.zoo.trainer" not in done.stderr
 
 
 # -- Public names: few at the top, those of the contract among them, the same ones for type checkers and for users --
