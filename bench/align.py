@@ -1,14 +1,14 @@
-"""Alignment, measured: planted elements, speed beside peers, barriers of trained networks.
+"""Benchmarks of alignment: planted elements, speed against peers, barriers of trained networks.
 
-    python bench/align.py planted                           # does a planted element come back? (full-size networks)
-    python bench/align.py speed --peers PYTHON              # weight matching beside rebasin and the usual loop
+    python bench/align.py planted                           # is a planted element recovered? (full-size networks)
+    python bench/align.py speed --peers PYTHON              # weight matching against rebasin and the usual loop
     python bench/align.py quality myrtle --recipe godfrey --seeds 0:8 --zoo zoos/myrtle      # barriers (one GPU)
     python bench/align.py quality mlp --data mnist --option widths=[784,512,512,512,10] --seeds 0:4 --zoo zoos/mnist
     python bench/align.py tiny10                            # barriers of the published Tiny-10 checkpoints
-    python bench/align.py page                              # the tables of everything measured so far
+    python bench/align.py page                              # the tables of all results
 
-`quality` trains the networks unless the folder holds them. PYTHON is an interpreter of another environment that has
-rebasin. Results are kept in bench/results/align.json. Data is found through INTERTWINE_DATA.
+`quality` trains the networks unless the folder holds them. PYTHON is an interpreter of another environment with
+rebasin. Results are stored in bench/results/align.json. Data is read from INTERTWINE_DATA.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from intertwine.lab.papers.work import PublishedNetworks
 from intertwine.lab.zoo.recipe import seeds
 
 RESULTS = Path(__file__).parent / "results" / "align.json"
-#: Rows of barriers that agree in these speak of the same thing, and the newer one is kept.
+#: The key of a row of barriers: a new row replaces an old one with the same key.
 SAME = ("architecture", "options", "data", "recipe", "spawn", "rescaled", "pair", "method")
 
 
 def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row per pair and method, as soon as it is known."""
+    """Yield one row per pair and method."""
     zoo = networks(options)
     data = zoo.dataset()
     example = (torch.zeros(2, *data.shape),)
@@ -46,7 +46,7 @@ def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     setting = Setting(
         tuple(options.methods.split(",")), options.points, options.test, options.seen, options.device, options.llfc
     )
-    said = {
+    about = {
         "architecture": options.name, "options": options.option, "data": options.data, "device": device_name(options),
         "recipe": zoo.manifest.plan.recipe["name"], "epochs": zoo.manifest.plan.recipe["epochs"],
         "spawn": options.spawn, "rescaled": options.rescaled,
@@ -57,34 +57,34 @@ def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for i, j in chosen[options.first :]:
         second = with_unit_lengths(symmetry, zoo[j]) if options.rescaled else zoo[j]
         for row in measure_pair(zoo[i], second, data, example, symmetry, setting):
-            yield said | {"pair": [zoo.seeds[i], zoo.seeds[j]]} | row
+            yield about | {"pair": [zoo.seeds[i], zoo.seeds[j]]} | row
 
 
 def measure_tiny10(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The same for the published Tiny-10 checkpoints, under the normalisation they were trained with."""
+    """The same for the published Tiny-10 checkpoints, with the normalisation of their training."""
     published = PublishedNetworks("tiny10")
     models = [published.seed(seed) for seed in published.files]
     data = published.normalised(it.zoo.data("cifar10"))
     example = (torch.zeros(2, *data.shape),)
     symmetry = it.symmetry(models[0], *example)
     setting = Setting(METHODS, options.points, options.test, options.seen, options.device)
-    said = {
+    about = {
         "architecture": "tiny10", "options": ["published"], "data": "cifar10", "device": device_name(options),
         "recipe": "published", "spawn": 0, "rescaled": False, "points": options.points,
         "seen": options.seen, "test": options.test,
     }  # fmt: skip
     for i, j in pairs_of(len(models), options.pairs):
         for row in measure_pair(models[i], models[j], data, example, symmetry, setting):
-            yield said | {"pair": [i, j], "accuracy": 1 - statistics.mean((row["error"][0], row["error"][-1]))} | row
+            yield about | {"pair": [i, j], "accuracy": 1 - statistics.mean((row["error"][0], row["error"][-1]))} | row
 
 
 def networks(options: argparse.Namespace) -> it.zoo.Zoo:
-    """The zoo of the folder if it holds all seeds, however they were trained; else it is trained."""
+    """The zoo in the folder if it holds all seeds; otherwise it is trained."""
     wanted = seeds(options.seeds)
     if (Path(options.zoo) / "manifest.json").exists():
-        held = it.zoo.load(options.zoo)
-        if set(wanted) <= set(held.seeds):
-            return held
+        stored = it.zoo.load(options.zoo)
+        if set(wanted) <= set(stored.seeds):
+            return stored
     changes = {name: getattr(options, name) for name in ("epochs", "spawn") if getattr(options, name)}
     return it.zoo.train(
         options.name, seeds=wanted, data=options.data, out=options.zoo, recipe=options.recipe,
@@ -93,7 +93,7 @@ def networks(options: argparse.Namespace) -> it.zoo.Zoo:
 
 
 def device_name(options: argparse.Namespace) -> str:
-    """What the networks were run on, in words."""
+    """The name of the device."""
     return torch.cuda.get_device_name() if options.device.startswith("cuda") else f"{os.cpu_count()} CPU cores"
 
 
@@ -101,7 +101,7 @@ def device_name(options: argparse.Namespace) -> str:
 
 
 def keep(results: Path, part: str, rows: list[dict[str, Any]], same: tuple[str, ...], made: str = "") -> None:
-    """Put rows into the file, in place of those that agree in the named entries. `made`: the run, if not the part."""
+    """Store rows in place of those with equal `same` entries; `made` names the run, by default the part."""
     held = json.loads(results.read_text()) if results.exists() else {}
     new = [[row.get(key) for key in same] for row in rows]
     held[part] = [row for row in held.get(part, []) if [row.get(key) for key in same] not in new] + rows
@@ -109,7 +109,7 @@ def keep(results: Path, part: str, rows: list[dict[str, Any]], same: tuple[str, 
 
 
 def page(results: dict[str, Any]) -> str:
-    """The tables of everything measured so far."""
+    """The tables of all results."""
     tables = (_planted_table, _speed_table, _quality_table, _llfc_table)
     return "\n".join(line for table in tables for line in table(results))
 
@@ -138,21 +138,21 @@ def _speed_table(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _named(row: dict[str, Any]) -> str:
-    """What networks a row speaks of."""
+    """The networks of a row, in words."""
     words = [row["architecture"], *row["options"]]
     more = [f"spawned after {row['spawn']}"] if row["spawn"] else []
     return ", ".join([" ".join(words), *more, *(["second with unit lengths"] if row.get("rescaled") else [])])
 
 
 def _groups(rows: list[dict[str, Any]]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
-    """(networks, method, the rows of all their pairs)."""
+    """(networks, method, rows of all pairs)."""
     keys = dict.fromkeys((_named(r), r["method"]) for r in rows)
     for name, method in keys:
         yield name, method, [r for r in rows if (_named(r), r["method"]) == (name, method)]
 
 
 def _points(rows: list[dict[str, Any]], key: str) -> str:
-    """Mean ± deviation of a fraction over pairs, in points of error."""
+    """Mean ± standard deviation of a fraction over pairs, in percentage points."""
     values = [100 * r[key] for r in rows if r[key] is not None]
     if not values:
         return ""
@@ -197,14 +197,14 @@ def _llfc_table(results: dict[str, Any]) -> Iterator[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parts and their options."""
+    """The command line."""
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--results", type=Path, default=RESULTS, help="where rows are kept")
+    top.add_argument("--results", type=Path, default=RESULTS, help="the result file")
     parts = top.add_subparsers(dest="part", required=True)
     planted = parts.add_parser("planted")
     planted.add_argument("--elements", type=int, default=10, help="planted elements per network")
     speed = parts.add_parser("speed")
-    speed.add_argument("--peers", metavar="PYTHON", help="an interpreter that has rebasin")
+    speed.add_argument("--peers", metavar="PYTHON", help="an interpreter with rebasin")
     speed.add_argument("--networks", default="resnet18,resnet50")
     quality = parts.add_parser("quality")
     quality.add_argument("name", help="an architecture of the zoo")
@@ -212,13 +212,15 @@ def parser() -> argparse.ArgumentParser:
     quality.add_argument("--data", default="cifar10")
     quality.add_argument("--recipe")
     quality.add_argument("--epochs", type=int)
-    quality.add_argument("--spawn", type=int, default=0, help="epochs that the networks share")
-    quality.add_argument("--rescaled", action="store_true", help="bring the second network's units to length one first")
+    quality.add_argument("--spawn", type=int, default=0, help="number of shared first epochs")
+    quality.add_argument(
+        "--rescaled", action="store_true", help="first rescale the units of the second network to length one"
+    )
     quality.add_argument("--seeds", default="0:2")
-    quality.add_argument("--zoo", required=True, metavar="FOLDER", help="where the networks are, or are put")
+    quality.add_argument("--zoo", required=True, metavar="FOLDER", help="folder of the networks")
     quality.add_argument("--first", type=int, default=0, help="the first pair to measure")
     quality.add_argument("--methods", default=",".join(METHODS))
-    quality.add_argument("--llfc", type=int, default=0, metavar="IMAGES", help="compare features layer by layer too")
+    quality.add_argument("--llfc", type=int, default=0, metavar="IMAGES", help="also compare features layer by layer")
     tiny = parts.add_parser("tiny10")
     for part in (quality, tiny):
         part.add_argument("--pairs", type=int, default=4)
@@ -231,7 +233,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Measure one part, keep its rows, print the tables."""
+    """Measure one part, store its rows, print the tables."""
     options = parser().parse_args()
     if options.part == "planted":
         for row in measure_planted(options.elements):

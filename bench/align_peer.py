@@ -1,4 +1,4 @@
-"""Run rebasin's weight matching on two checkpoints, in an environment that has it; the last line is its time as JSON.
+"""Run the weight matching of rebasin on two checkpoints, in its environment; the last line is the time as JSON.
 
 PYTHONPATH=src python bench/align_peer.py ARCHITECTURE a.safetensors b.safetensors moved.safetensors
 """

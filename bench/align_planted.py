@@ -1,6 +1,6 @@
-"""Planted alignments at full size: a network moved by an element of its symmetry, and brought back.
+"""Planted alignments at full size: a network is moved by an element of its symmetry, and aligned to itself.
 
-Permutations must come back to the last bit, permutations with scales to 1e-5 of the distance there was.
+Permutations must be recovered exactly, permutations with scales to a relative distance of 1e-5.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ZOO = ("mlp", "myrtle", "resnet20", "resnet18", "vgg16", "vit", "gpt", "tiny10")
 
 
 def subjects() -> Iterator[tuple[str, nn.Module, Any]]:
-    """Networks as they start, GPT-2 by the configuration of its small size, and real Tiny-10 checkpoints."""
+    """Untrained networks, an untrained GPT-2 small, and the published Tiny-10 checkpoints."""
     for name in ZOO:
         torch.manual_seed(0)
         yield name, build(name).eval(), architecture(name).example()
@@ -37,7 +37,7 @@ def subjects() -> Iterator[tuple[str, nn.Module, Any]]:
 
 
 def measure_planted(seeds: int) -> Iterator[dict[str, Any]]:
-    """One row per network: how many of so many planted elements came back, and the longest time."""
+    """One row per network: the number of recovered elements, and the longest time."""
     for name, model, example in subjects():
         symmetry = it.symmetry(model, example)
         row: dict[str, Any] = {"network": name, "seeds": seeds}

@@ -1,7 +1,7 @@
-"""How far apart trained networks are before and after alignment: error and loss barriers, for pairs of a zoo.
+"""Error and loss barriers between pairs of trained networks, before and after alignment.
 
-Every pair of a zoo (seeds 0 and 1, 2 and 3, …) is aligned by every method; the barrier is taken along 25 points on the
-test set, with mixed statistics and with statistics estimated again on training images where there is BatchNorm.
+Every pair of a zoo (seeds 0 and 1, 2 and 3, …) is aligned by every method. The barrier is measured at 25 points on the
+test set, with mixed BatchNorm statistics and with statistics re-estimated on training images.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from intertwine.lab.zoo.datasets.dataset import Dataset
 from intertwine.symmetry.blocks import block_weights, weights_of
 from intertwine.symmetry.symmetry import Symmetry
 
-#: Training images that methods with data look at, and on which statistics are estimated again.
+#: Training images for methods with data and for re-estimated statistics.
 SEEN = 10_000
 METHODS = ("none", "weights", "scale-aware", "activations")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured, and on what."""
+    """The settings of the measurement."""
 
     methods: Sequence[str] = METHODS
     points: int = 25
     test: int = 10_000
     seen: int = SEEN
     device: str = "cpu"
-    llfc: int = 0  # test images on which features are compared layer by layer; 0: not at all
+    llfc: int = 0  # test images for the comparison of features by layer; 0: none
     options: Mapping[str, Mapping[str, Any]] | None = None  # of methods, by name
 
 
 def pairs_of(count: int, most: int) -> list[tuple[int, int]]:
-    """Disjoint pairs of networks: (0, 1), (2, 3), …; at most so many."""
+    """Disjoint pairs of networks: (0, 1), (2, 3), …; at most `most`."""
     return [(i, i + 1) for i in range(0, count - 1, 2)][:most]
 
 
 def batches_on(data: Dataset, split: str, device: str, size: int = 500) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """A part of a data set as batches on a device, read once for all measurements."""
+    """A split of a data set as batches on a device, read once for all measurements."""
     return [(x.to(device), y.to(device)) for x, y in data.batches(split, size)]
 
 
 def measure_pair(
     a: nn.Module, b: nn.Module, data: Dataset, example: tuple[Any, ...], symmetry: Symmetry, setting: Setting
 ) -> Iterator[dict[str, Any]]:
-    """One row per method: the barrier with and without reset, the distance, and the seconds the alignment took."""
+    """One row per method: the barrier with and without reset, the distance, and the seconds of the alignment."""
     cut = data.subset(min(setting.seen, len(data.labels)), min(setting.test, len(data.test_labels)))
     test, train = (batches_on(cut, split, setting.device) for split in ("test", "train"))
     for method in setting.methods:
-        # descent is many small steps, which a CPU does sooner; what looks at data runs where the networks run
+        # coordinate descent is many small steps, faster on a CPU; methods with data run on the device of the networks
         place = setting.device if method != "none" and SOLVERS[method].needs_data else "cpu"
         start = time.perf_counter()
         near, moved, distance = aligned(
@@ -81,7 +81,7 @@ def measure_pair(
 
 
 def layers_of(a: nn.Module, b: nn.Module, data: Dataset, setting: Setting) -> dict[str, float]:
-    """1 − cos of the mixed features, worst layer and logits, and between the two networks (rows 004-L08, L09)."""
+    """1 − cos of the mixed features, worst layer and logits, and between the two networks (Zhou et al. 2023)."""
     batches = batches_on(data.subset(test=setting.llfc), "test", setting.device)
     reset = batches_on(data, "train", setting.device) if batch_norms(a) else None
     found = it.connectivity(a, b, batches, alphas=(0.5,), reset_statistics=reset)
@@ -93,7 +93,7 @@ def layers_of(a: nn.Module, b: nn.Module, data: Dataset, setting: Setting) -> di
 
 
 def with_unit_lengths(symmetry: Symmetry, model: nn.Module) -> nn.Module:
-    """The same function with every unit's weights brought to length one, as tools do that even out ranges."""
+    """The same function with the weights of every unit scaled to length one."""
     cut = block_weights(symmetry, weights_of(symmetry, model), copy=True)
     scales = ScaleNormaliser(cut).run()
     identity = symmetry.identity()
@@ -110,7 +110,7 @@ def aligned(
     symmetry: Symmetry,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, nn.Module, float | None]:
-    """Both ends of the line after a method, and their squared distance; "none" leaves b where it is."""
+    """The pair after a method, and its squared distance; "none" leaves b unchanged."""
     if method == "none":
         return a, b, None
     found = it.align(a, b, *example, method=method, data=data, symmetry=symmetry, options=options)

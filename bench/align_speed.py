@@ -1,7 +1,7 @@
-"""How long weight matching takes, beside rebasin from PyPI and beside the usual coordinate-descent loop.
+"""Time of weight matching, against rebasin from PyPI and the usual coordinate-descent loop.
 
-All three align the same two networks, in one run, and are judged by the same sum of squared distances. rebasin lives in
-an environment of its own and is run as a process there (`bench/align_peer.py`), timed from the two models to the end.
+All three align the same two networks in one run and are compared by the sum of squared distances. rebasin runs as a
+process in its own environment (`bench/align_peer.py`), timed from the loaded models to the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from intertwine.symmetry.geometry import WireAxis
 from intertwine.symmetry.symmetry import Symmetry
 
 PEER = Path(__file__).with_name("align_peer.py")
-Axes = dict[int, list[tuple[str, int]]]  # wire → where its permutation acts: parameter and axis
+Axes = dict[int, list[tuple[str, int]]]  # wire → the parameters and axes that its permutation acts on
 
 
 def networks(name: str) -> tuple[nn.Module, nn.Module, Any]:
@@ -40,7 +40,7 @@ def networks(name: str) -> tuple[nn.Module, nn.Module, Any]:
 
 
 def distance(symmetry: Symmetry, a: nn.Module, b: nn.Module) -> float:
-    """The objective of `align` between two networks as they are."""
+    """The objective of `align` between two networks."""
     weights = [counted_weights(symmetry, m, weights_of(symmetry, m), buffers=False) for m in (a, b)]
     return MatchingState(symmetry, weights[0], weights[1], range(len(symmetry.wires))).objective
 
@@ -49,7 +49,7 @@ def distance(symmetry: Symmetry, a: nn.Module, b: nn.Module) -> float:
 
 
 def axes_of(symmetry: Symmetry, names: list[str]) -> Axes:
-    """Where every permutation acts, as hand-written lists have it; only for networks whose axes are whole wires."""
+    """The axes of every permutation, as in hand-written lists; only for networks whose axes are whole wires."""
     found: Axes = {}
     for name in names:
         for axis, tree in enumerate(symmetry.layouts[name].axes):
@@ -61,7 +61,7 @@ def axes_of(symmetry: Symmetry, names: list[str]) -> Axes:
 def plain_loop(
     axes: Axes, a: dict[str, np.ndarray], b: dict[str, np.ndarray], seed: int = 0, sweeps: int = 100
 ) -> dict[int, np.ndarray]:
-    """Weight matching as it is usually written: permute b anew for each wire, one assignment, until none gains."""
+    """The usual weight matching: permute b for each wire and solve one assignment, until no wire improves."""
     draw = np.random.default_rng(seed)
     order = {p: np.arange(b[places[0][0]].shape[places[0][1]]) for p, places in axes.items()}
 
@@ -113,14 +113,14 @@ def measure_plain(symmetry: Symmetry, a: nn.Module, b: nn.Module) -> tuple[float
 
 
 def measure_peer(python: str, name: str, symmetry: Symmetry, a: nn.Module, b: nn.Module) -> tuple[float, float]:
-    """(seconds, objective) of rebasin, in its own environment."""
+    """(seconds, objective) of rebasin in its environment."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{x}.safetensors" for x in ("a", "b", "moved")]
         for model, file in zip((a, b), files, strict=False):
             save_file({n: t.contiguous() for n, t in model.state_dict().items()}, str(file))
         done = subprocess.run([python, str(PEER), name, *map(str, files)], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise SystemExit(f"rebasin could not be run by {python}:\n{done.stderr[-2000:]}")
+            raise SystemExit(f"rebasin failed under {python}:\n{done.stderr[-2000:]}")
         seconds = json.loads(done.stdout.strip().splitlines()[-1])["seconds"]
         moved = build(name).eval()
         moved.load_state_dict(load_file(str(files[2])))
@@ -128,7 +128,7 @@ def measure_peer(python: str, name: str, symmetry: Symmetry, a: nn.Module, b: nn
 
 
 def measure_speed(name: str, peers: str | None, starts: tuple[int, ...] = (1, 3)) -> list[dict[str, Any]]:
-    """One row per way to align."""
+    """One row per method."""
     a, b, example = networks(name)
     symmetry = it.symmetry(a, example)
     before = distance(symmetry, a, b)

@@ -1,16 +1,16 @@
-"""Alignment of transformers trained from different seeds: what each part of the symmetry does for the loss barrier.
+"""Alignment of transformers trained from different seeds: the effect of each part of the symmetry on the loss barrier.
 
     python bench/align_transformers.py                  # two pairs of language models, one of vision transformers (CPU)
-    python bench/align_transformers.py --quick          # the same in a minute or two, small and hardly trained
+    python bench/align_transformers.py --quick          # the same in a minute or two: small, few steps
     python bench/align_transformers.py --device cuda --dim 256 --depth 4 --heads 8 --steps 6000 --batch 256
-    python bench/align_transformers.py page             # the table of everything measured so far
+    python bench/align_transformers.py page             # the table of all results
 
 The language models read bytes of the source of Python's standard library, which every Python has; the vision
-transformers read digits (or MNIST, found through INTERTWINE_DATA). All have RMS norms and heads of their own, so that
-their residual stream may be rotated. For every pair the barrier on held-out data is measured as trained, and after
-alignment by `weights` with the MLP units alone, with all permutations, and with heads matched, a matrix inside every
-head and a rotation of the residual stream; the last two also with the option `relative`. Alignment sees no data. Rows
-are added to bench/results/align_transformers.json.
+transformers read digits (or MNIST from INTERTWINE_DATA). All have RMS norms and untied heads, so that their residual
+stream may be rotated. For every pair, the barrier on held-out data is measured as trained, and after alignment by
+`weights` with the MLP units only, with all permutations, and with matched heads, a matrix inside every head and a
+rotation of the residual stream; the last two also with the option `relative`. Alignment uses no data. Rows are added to
+bench/results/align_transformers.json.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from intertwine.lab.zoo.networks.registry import build
 from intertwine.symmetry.symmetry import Symmetry, symmetry
 
 RESULTS = Path(__file__).parent / "results" / "align_transformers.json"
-HELD_OUT = 10  # every tenth file of the library is kept for measuring
+HELD_OUT = 10  # every tenth file of the library is held out
 
 Batch = tuple[Tensor, Tensor]
 
@@ -56,7 +56,7 @@ class Plan:
     rate: float = 2e-3
     decay: float = 0.1
     points: int = 25
-    samples: int = 512  # held-out texts or images on which the barrier is measured
+    samples: int = 512  # number of held-out texts or images
     megabytes: float = 6.0  # of source text
     device: str = "cpu"
 
@@ -81,7 +81,7 @@ class Task:
 
 
 def library_text(megabytes: float) -> tuple[Tensor, Tensor]:
-    """Bytes of the standard library's own files, (to train on, held out)."""
+    """Bytes of the files of the standard library: (training, held out)."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     sides: tuple[list[bytes], list[bytes]] = ([], [])
     for i, file in enumerate(files):
@@ -113,7 +113,7 @@ def text_task(plan: Plan) -> Task:
 
 
 def image_task(plan: Plan, name: str) -> Task:
-    """Tell digits apart."""
+    """Classify digits."""
     found = dataset(name).to(plan.device)
     side = found.shape[-1]
     images, labels = found.inputs(found.images), found.labels
@@ -135,7 +135,7 @@ def image_task(plan: Plan, name: str) -> Task:
 
 
 def trained(task: Task, plan: Plan, seed: int) -> nn.Module:
-    """A network from one seed, which decides its first weights and the order of its data."""
+    """A network from one seed, which decides its initial weights and the order of its data."""
     torch.manual_seed(seed)
     model = task.make().to(plan.device).train()
     generator = torch.Generator().manual_seed(seed)
@@ -154,7 +154,7 @@ def trained(task: Task, plan: Plan, seed: int) -> nn.Module:
 
 
 def stages(example: Tensor, model: nn.Module) -> Iterator[tuple[str, Symmetry, dict[str, Any]]]:
-    """(name, symmetry, what `align` is told): the growing parts of the symmetry, and all of it on relative weights."""
+    """(name, symmetry, options of `align`): growing parts of the symmetry, and all of it with relative weights."""
     plain, whole = (symmetry(model, example, continuous=c) for c in (False, True))
     relative = {"options": {"relative": True}}
     yield "MLP units", plain, {"wires": [w.name for w in plain.wires if w.name.endswith("linear1")]}
@@ -200,7 +200,7 @@ HEAD = "| task | seeds | stage | loss barrier | error barrier | squared distance
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of everything measured so far."""
+    """The table of all results."""
     return "\n".join([HEAD, *map(_line, rows)])
 
 
@@ -220,9 +220,9 @@ def _key(row: dict[str, Any]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="measure", choices=("measure", "page"))
-    parser.add_argument("--quick", action="store_true", help="small networks, hardly trained")
+    parser.add_argument("--quick", action="store_true", help="small networks, few steps")
     parser.add_argument(
-        "--data", default="digits", choices=("digits", "mnist"), help="what the vision transformers see"
+        "--data", default="digits", choices=("digits", "mnist"), help="the data of the vision transformers"
     )
     parser.add_argument("--task", default="both", choices=("both", "text", "images"))
     parser.add_argument("--pairs", type=int, default=2, help="pairs of language models")

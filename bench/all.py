@@ -1,14 +1,13 @@
-"""Every benchmark once, at its full size, from cheap to dear; then docs/benchmarks.md from all results.
+"""Run every benchmark once at full size, the cheap ones first; then write docs/benchmarks.md from all results.
 
-    python bench/all.py --list                        # what there is, and how long it takes
-    python bench/all.py                               # what this machine can do: hours
+    python bench/all.py --list                        # the benchmarks and their times
+    python bench/all.py                               # all that this machine can run: hours
     python bench/all.py --only discovery,fuzz         # some of them
-    python bench/all.py --peers PYTHON                # those beside peers too: PYTHON has pytorch-cka, rebasin,
-                                                      # torch-pruning, safetensors, in an environment of its own
+    python bench/all.py --peers PYTHON                # also comparisons with peers: PYTHON has pytorch-cka,
+                                                      # rebasin, torch-pruning and safetensors
 
-A benchmark that fails or takes far too long is stopped and told, and the others go on; what it had kept before stays.
-What needs a GPU, data or peers is left out where there is none, and the table at the end says so. The exit code is 1
-where one failed.
+A benchmark that fails or takes far too long is reported, and the others go on; its earlier results stay. Benchmarks
+that need a missing GPU, data or peers are skipped, and the table at the end says so. The exit code is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from pathlib import Path
 from benches import BENCHES, ON_A_GPU, Bench
 
 ROOT = Path(__file__).parents[1]
-#: A benchmark is stopped after so many times its minutes, and not before `LEAST` of them: other machines are slower.
+#: A benchmark is stopped after this multiple of its minutes, but not before `LEAST` minutes.
 PATIENCE, LEAST = 4.0, 10.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one benchmark ended. `good` is None where it was left out."""
+    """How one benchmark ended; `good` is None if it was skipped."""
 
     name: str
     minutes: float
@@ -42,7 +41,7 @@ class Outcome:
 
 
 def missing(bench: Bench, peers: str | None, gpu: bool) -> list[str]:
-    """What a benchmark needs and this machine has not, in words.
+    """What a benchmark needs and this machine lacks.
 
     >>> missing(Bench("a", "a.py", 1, "a.json", "a", ("gpu", "peers")), None, gpu=False)
     ['a GPU', 'peers (give --peers PYTHON)']
@@ -60,7 +59,7 @@ def has_gpu() -> bool:
 
 
 def line_of(bench: Bench, peers: str | None) -> list[str]:
-    """The command as the system takes it."""
+    """The command as a list of arguments."""
     script, *words = shlex.split(bench.words)
     return [
         sys.executable,
@@ -70,7 +69,7 @@ def line_of(bench: Bench, peers: str | None) -> list[str]:
 
 
 def run(bench: Bench, peers: str | None, limit: float) -> Outcome:
-    """Run a benchmark for so many minutes at most, in a group of its own, so that its workers end with it."""
+    """Run a benchmark with a time limit, in its own process group, so that its workers end with it."""
     start = time.monotonic()
     process = subprocess.Popen(line_of(bench, peers), cwd=ROOT, start_new_session=True)
     try:
@@ -84,7 +83,7 @@ def run(bench: Bench, peers: str | None, limit: float) -> Outcome:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of it goes on."""
+    """Kill the whole process group."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -93,7 +92,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def run_all(
     chosen: Iterable[Bench], peers: str | None, gpu: bool, runner: Callable[..., Outcome] = run
 ) -> list[Outcome]:
-    """All of them, one after another, whatever happens to one."""
+    """Run all of them, one after another; a failure does not stop the others."""
     outcomes = []
     for bench in chosen:
         lacks = missing(bench, peers, gpu)
@@ -115,7 +114,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 
 
 def listing() -> str:
-    """What there is."""
+    """The list of benchmarks."""
     lines = []
     for bench in BENCHES.values():
         needs = f"  (needs {', '.join(bench.needs)})" if bench.needs else ""
@@ -134,18 +133,20 @@ def names(text: str) -> list[Bench]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be asked for."""
+    """The command line."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--list", action="store_true", help="show what there is, and run nothing")
-    asked.add_argument("--only", type=names, metavar="NAME,…", default=list(BENCHES.values()), help="some of them")
+    asked.add_argument("--list", action="store_true", help="list the benchmarks and run nothing")
     asked.add_argument(
-        "--peers", metavar="PYTHON", help="an interpreter that has pytorch-cka, rebasin, torch-pruning and safetensors"
+        "--only", type=names, metavar="NAME,…", default=list(BENCHES.values()), help="names, separated by commas"
+    )
+    asked.add_argument(
+        "--peers", metavar="PYTHON", help="an interpreter with pytorch-cka, rebasin, torch-pruning and safetensors"
     )
     return asked
 
 
 def main() -> int:
-    """Run, write the page, tell."""
+    """Run the benchmarks, write the page, print the table."""
     asked = parser().parse_args()
     if asked.list:
         print(listing())

@@ -1,14 +1,14 @@
-"""The list of all benchmarks: the command of each, what it needs, how long it takes, and where its results go.
+"""The list of all benchmarks: command, requirements, duration and result file of each.
 
-`bench/all.py` runs the list from top to bottom, and docs/benchmarks.py takes the commands that it prints from here, so
-a command stands in one place only. Minutes are of two CPU cores, or of one GPU, and rough.
+`bench/all.py` runs the list in order, and docs/benchmarks.py prints its commands. Minutes are rough, for two CPU cores
+or one GPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Where benchmarks leave the networks they train, for those that come after them.
+#: The folder of trained networks, shared by the benchmarks.
 ZOOS = "scratch/zoos"
 MNIST = "align.py quality mlp --data mnist --option widths=[784,512,512,512,10] --llfc 1000 --device cpu"
 CURVES = "--again --seen 2000 --shares 0.5,0.4,0.3,0.25,0.2,0.15,0.1"
@@ -20,10 +20,10 @@ class Bench:
     """One benchmark.
 
     Attributes:
-        name: what `bench/all.py --only` calls it. words: its command behind `python bench/`; PEERS stands for the
-            interpreter that has the peers. minutes: about how long it takes. file: where its results are, in
-            bench/results. part: the name of this run among the headers in that file (bench/machine.py).
-        needs: "gpu", "data" (the folder INTERTWINE_DATA) or "peers", whatever it cannot do without.
+        name: for `bench/all.py --only`. words: its command after `python bench/`, with PEERS for the interpreter with
+            the peers. minutes: its approximate duration. file: its result file in bench/results. part: the name of
+            this run among the headers in that file (bench/machine.py).
+        needs: its requirements: "gpu", "data" (the folder INTERTWINE_DATA) or "peers".
     """
 
     name: str
@@ -35,7 +35,7 @@ class Bench:
 
     @property
     def command(self) -> str:
-        """As it is typed.
+        """The command as it is typed.
 
         >>> Bench("speed", "align.py speed --peers PEERS", 3, "align.json", "speed").command
         'python bench/align.py speed --peers PEERS'

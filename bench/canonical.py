@@ -1,13 +1,13 @@
-"""The benchmark of canonical forms: how fast they are, and whether `equivalent` finds what was planted.
+"""Benchmarks of canonical forms: their speed, and whether `equivalent` recovers planted elements.
 
     python bench/canonical.py                            # times, fingerprints and the ten Tiny-10 checkpoints
     python bench/canonical.py --planted --workers 12     # a random move and noise on every model of the catalogue
-    python bench/canonical.py --page                     # print the tables again from the results at hand
+    python bench/canonical.py --page                     # print the tables of the stored results
 
-Three questions. Is the canonical form of a wide MLP and of ResNet-50 made within three times the time numpy needs to
-sort the same weights once? Are 1,000 checkpoints of Tiny-10's size fingerprinted in 30 seconds? Does `equivalent` find
-an element after a random move, and after noise of 1e-6 relative on top of it, on every architecture of the coverage
-benchmark and on the ten real checkpoints (looked for in $INTERTWINE_DATA/tiny10)?
+Three questions. Is the canonical form of a wide MLP and of ResNet-50 computed within three times the time in which
+numpy sorts the same weights once? Are 1,000 checkpoints of the size of Tiny-10 fingerprinted in 30 seconds? Does
+`equivalent` find an element after a random move, and with relative noise of 1e-6 on top of it, on every architecture of
+the coverage benchmark and on the ten real checkpoints (in $INTERTWINE_DATA/tiny10)?
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
 
 RESULTS = HERE / "results" / "canonical.json"
 NOISE = 1e-6
-#: Models whose copies need most of a small machine's memory; they run last, a few at a time.
+#: Models whose copies need most of the memory of a small machine; they run last, a few at a time.
 HEAVY = {"regnet_y_128gf", "vit_h_14", "vit_l_16", "vit_l_32", "convnext_large"}
 
 
 def best(run: Callable[[], Any], repeats: int = 5) -> float:
-    """The median time of a few runs, after one that is not counted."""
+    """The median time of a few runs, after a warm-up run."""
     run()
     times = []
     for _ in range(repeats):
@@ -91,7 +91,7 @@ def measure_times() -> list[dict[str, Any]]:
 
 
 def measure_fingerprints(count: int = 1000) -> dict[str, Any]:
-    """Fingerprints of many checkpoints of Tiny-10's size, one process; half of them are moved copies."""
+    """Fingerprints of many checkpoints of the size of Tiny-10 in one process; half of them are moved copies."""
     import torch
     from tiny10 import example_inputs, net
 
@@ -116,7 +116,7 @@ def measure_fingerprints(count: int = 1000) -> dict[str, Any]:
 
 
 def measure_tiny10() -> list[dict[str, Any]]:
-    """A random move, and noise on top of it, on each real checkpoint; nothing where there is none."""
+    """A random move, with and without noise, on each real checkpoint that is found."""
     import intertwine as it
     from intertwine.lab.papers.work import PublishedNetworks as Published
     from intertwine.lab.zoo.networks.registry import architecture
@@ -127,7 +127,7 @@ def measure_tiny10() -> list[dict[str, Any]]:
 
 
 def plant(model: Any, sym: Any) -> dict[str, Any]:
-    """Move a model, find the move again; disturb it by noise, and find it again."""
+    """Move a model and recover the element, without and with noise."""
     import torch
 
     from intertwine.canonical.equivalence import difference, equivalent_forms
@@ -157,7 +157,7 @@ def plant(model: Any, sym: Any) -> dict[str, Any]:
         row["element"] = (found @ g).distance(sym.identity())
     generator = torch.Generator().manual_seed(2)
     noisy = dict(twin.weights)
-    del twin  # the largest models need the room
+    del twin  # memory for the largest models
     for name in sym.layouts:
         if name in noisy and noisy[name].is_floating_point():
             noisy[name] = noisy[name] * (1 + NOISE * torch.randn(noisy[name].shape, generator=generator))
@@ -188,7 +188,7 @@ def planted(source: str, name: str) -> dict[str, Any]:
 
 
 def run_planted(workers: int, only: list[str], results: dict[str, Any], out: Path, again: bool) -> None:
-    """Every model of the catalogue, in processes; results are kept one by one."""
+    """Every model of the catalogue, in processes; results are stored one by one."""
     from catalogue import entries
 
     done = {(r["source"], r["name"]): r for r in results.get("planted", [])}
@@ -219,7 +219,7 @@ def summary(row: Mapping[str, Any]) -> str:
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """The tables of everything measured so far."""
+    """The tables of all results."""
     lines: list[str] = []
     if "times" in results:
         heads = ("model", "parameters", "canonical form", "numpy.sort", "ratio", "ratio with finding the symmetry")
@@ -258,10 +258,10 @@ def write(path: Path, results: Mapping[str, Any]) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--planted", action="store_true", help="go through the catalogue instead of the quick parts")
+    options.add_argument("--planted", action="store_true", help="measure the catalogue instead of the quick parts")
     options.add_argument("--only", default="", help="parts of names, separated by commas")
     options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--again", action="store_true", help="measure models again that have a result")
+    options.add_argument("--again", action="store_true", help="repeat models that have a result")
     options.add_argument("--out", type=Path, default=RESULTS)
     options.add_argument("--page", action="store_true")
     chosen = options.parse_args()

@@ -1,9 +1,8 @@
 """The models of the coverage benchmark.
 
-The benchmark asks how many real networks the library can read, and this file is the list it goes through: one model
-of every timm family, every torchvision classification model, and a small model of many transformers architectures.
-Nothing is downloaded: every model has random weights, the same ones each time. An entry imports the package it comes
-from only when it is built, so importing this file stays cheap.
+One model of every timm family, every torchvision classification model, and a small model of many transformers
+architectures. Nothing is downloaded: every model has the same random weights each time. An entry imports its package
+only when it is built, so importing this file is cheap.
 
     for entry in entries("timm"):
         model, args, kwargs = entry.build()
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One model; `build` gives it in eval mode, with the positional and the keyword arguments of an example call."""
+    """One model; `build` returns it in eval mode, with positional and keyword arguments of an example call."""
 
     name: str
     source: str
@@ -51,7 +50,7 @@ def entries(source: str | None = None) -> list[Entry]:
 def _build(
     make: Callable[[str], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]], name: str
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """Build one model with fixed random numbers, without disturbing those of the caller."""
+    """Build one model with fixed random numbers; the global generator is restored."""
     import torch
 
     from intertwine.checkpoints.libraries import declare_missing_ops
@@ -70,10 +69,9 @@ def _image(batch: int, side: int) -> torch.Tensor:
     return torch.randn(batch, 3, side, side)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# timm: the smallest model of every family
+# -- timm: the smallest model of every family --------------------------------------------------------------------------
 
-# Family -> its model with the fewest parameters, as `smallest_of_each_timm_family` gives it for timm 1.0.30.
+# Family → its model with the fewest parameters, by `smallest_of_each_timm_family` with timm 1.0.30.
 TIMM: dict[str, str] = {
     "beit": "beit_base_patch16_224",
     "byoanet": "halonet_h1",
@@ -174,8 +172,8 @@ TIMM: dict[str, str] = {
     "xcit": "xcit_nano_12_p8_224",
 }
 
-# Image sides other than 64. Either 64 is too small, or the side is part of the model (position tables, windows), or a
-# smaller side would make the model resize its input or its position table, which it does not do in normal use.
+# Image sides other than 64: 64 is too small, the side is part of the model (position tables, windows), or the model
+# would resize its input or its position table, which it does not do in normal use.
 TIMM_SIDES: dict[str, int] = {
     "beit_base_patch16_224": 224,
     "halonet_h1": 256,
@@ -212,7 +210,7 @@ TIMM_SIDES: dict[str, int] = {
     "volo_d1_224": 224,
 }
 
-# Families with no model below 150 million parameters: the blocks are all alike, so a few of them stand for the rest.
+# Families with no model below 150 million parameters: fewer of their equal blocks.
 TIMM_OPTIONS: dict[str, dict[str, Any]] = {
     "deepseek_vit_412m": {"depth": 3},
     "gemma4_vit_167m": {"depth": 3},
@@ -220,7 +218,7 @@ TIMM_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def smallest_of_each_timm_family() -> dict[str, str]:
-    """Make the table `TIMM` anew; takes a few minutes, so it is only run when timm changes."""
+    """Compute the table `TIMM`, for a new version of timm; takes a few minutes."""
     from intertwine.checkpoints.libraries import declare_missing_ops
 
     declare_missing_ops()
@@ -243,8 +241,7 @@ def _timm(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return model, (_image(2, TIMM_SIDES.get(name, 64)),), {}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# torchvision: every classification model
+# -- torchvision: every classification model ---------------------------------------------------------------------------
 
 TORCHVISION: tuple[str, ...] = (
     "alexnet",
@@ -346,8 +343,7 @@ def _torchvision(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
     return get_model(name, weights=None, **options), (_image(2, side),), {}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# transformers: small models
+# -- transformers: small models ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""What a user waits for: the help of every command, the demo, and the size of the report that it writes.
+"""Waiting times of a user: the help of every command, the demo, and the size of its report.
 
     python bench/commands.py                 # a minute or two
-    python bench/commands.py --rounds 5      # the help of every command so often; the slowest time counts
+    python bench/commands.py --rounds 5      # the number of runs of each help; the slowest counts
 
-The demo runs as `make demo` does, without the installation. Results are kept in bench/results/commands.json.
+The demo runs as in `make demo`, without the installation. Results are stored in bench/results/commands.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INTERTWINE = (sys.executable, "-m", "intertwine.cli")
 
 
 def command_names() -> list[str]:
-    """Every command of the program, read off its parser; "" is the program itself."""
+    """Every command, from the parser; "" is the program itself."""
     from intertwine.cli import parser
 
     commands = next(a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
@@ -33,22 +33,22 @@ def command_names() -> list[str]:
 
 
 def seconds_of(words: Sequence[str]) -> float:
-    """How long a call of the program takes, from the outside; one that fails ends the benchmark."""
+    """The time of a call of the program; a failure ends the benchmark."""
     start = time.perf_counter()
     subprocess.run([*INTERTWINE, *words], check=True, stdout=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "100"})
     return time.perf_counter() - start
 
 
 def measure_help(rounds: int) -> Iterator[dict[str, Any]]:
-    """A row per command, and one for an interpreter that does nothing: the floor."""
+    """A row per command, and one for an empty interpreter, the floor."""
     for name in command_names():
         words = [*([name] if name else []), "--help"]
-        seconds_of(words)  # once unmeasured: the files are read from the disk
+        seconds_of(words)  # a warm-up run, which reads the files from the disk
         yield {"command": " ".join(["intertwine", *words]), "slowest_s": max(seconds_of(words) for _ in range(rounds))}
 
 
 def bare_start(rounds: int) -> float:
-    """Seconds in which Python starts and ends without doing anything: no command is faster."""
+    """Seconds in which an empty Python starts and ends."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -66,9 +66,9 @@ def measure_demo() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, keep and print."""
+    """Measure, store and print."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--rounds", type=int, default=3, help="how often each help is asked for (default: %(default)s)")
+    asked.add_argument("--rounds", type=int, default=3, help="number of runs of each help (default: %(default)s)")
     asked.add_argument("--results", type=Path, default=RESULTS)
     chosen = asked.parse_args()
 

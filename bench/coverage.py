@@ -1,13 +1,13 @@
-"""The coverage benchmark: which real networks does the engine read, and is what it finds true?
+"""The coverage benchmark: which real networks the engine reads, and whether their certificates hold.
 
 For the smallest model of every timm family, every torchvision classification model and small versions of the main
-transformers architectures it asks: is the joint certificate at most 1e-9 (relative, float64)? Is at least half of the
-parameters moved? How long did it take, and what is frozen? Results are kept one by one, so a run that was stopped goes
-on where it was; the table in docs/coverage.md is made from them and from nothing else.
+transformers architectures: is the joint certificate at most 1e-9 (relative, float64)? Is at least half of the
+parameters moved? How long does it take, and what is frozen? Results are stored one by one, so a stopped run resumes;
+the table in docs/coverage.md is written from them.
 
     python bench/coverage.py                      # everything (an hour or two on two cores)
     python bench/coverage.py --source timm --only resnet,vit
-    python bench/coverage.py --page               # only write docs/coverage.md from the results at hand
+    python bench/coverage.py --page               # only write docs/coverage.md from the stored results
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOLERANCE = 1e-9
 CHUNK = 6  # models per process
 #: Models whose float64 copies need most of the memory of a 24 GiB machine: they run one at a time, last.
 HEAVY = {"regnet_y_128gf", "vit_h_14", "vit_l_16", "vit_l_32", "convnext_large"}
-#: Architectures the engine must cover almost whole: name starts → least coverage.
+#: Architectures that the engine must cover almost completely: start of the name → least coverage.
 MUST_COVER = {
     "torchvision/resnet18": 0.95, "torchvision/resnet50": 0.95, "torchvision/vgg": 0.95, "torchvision/convnext": 0.95,
     "torchvision/mobilenet": 0.95, "torchvision/densenet": 0.95, "torchvision/vit_": 0.95, "transformers/vit": 0.95,
@@ -94,7 +94,7 @@ def measure(source: str, name: str) -> dict[str, Any]:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """In a word: certified, low coverage, wrong but said so, silently wrong, or stopped with a reason."""
+    """One of: certified, low coverage, wrong but reported, silently wrong, stopped with a reason."""
     if "stopped" in row:
         return "stopped, with a reason"
     if row["error"] > TOLERANCE:
@@ -107,12 +107,12 @@ def verdict(row: dict[str, Any]) -> str:
 def run(
     todo: list[tuple[str, str]], results: dict[str, dict[str, Any]], path: Path, workers: int, heavy_workers: int
 ) -> None:
-    """Measure what is left to do, keeping every row as soon as it is there.
+    """Measure the remaining models, and store every row at once.
 
-    Models are measured in processes of their own, a few in each, so that one that dies takes nothing with it.
+    Models are measured in separate processes, a few in each, so that a crash loses no results.
     """
     start, done, lock = time.perf_counter(), 0, threading.Lock()
-    seen: set[str] = set()  # in this run; with --again there are older rows too
+    seen: set[str] = set()  # of this run; with --again there are older rows
 
     def keep(source: str, name: str, row: dict[str, Any]) -> None:
         nonlocal done
@@ -227,11 +227,11 @@ def main() -> int:
     parser.add_argument("--only", help="comma-separated parts of model names")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "coverage.json")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--heavy-workers", type=int, default=1, help="processes for the models that need much memory")
-    parser.add_argument("--again", action="store_true", help="measure also what has a result already")
+    parser.add_argument("--heavy-workers", type=int, default=1, help="number of processes for large models")
+    parser.add_argument("--again", action="store_true", help="repeat models that have a result")
     parser.add_argument("--page", action="store_true", help="only write docs/coverage.md")
     parser.add_argument(
-        "--worker", nargs="+", metavar="SOURCE/MODEL", help="measure these and print a row of JSON each"
+        "--worker", nargs="+", metavar="SOURCE/MODEL", help="measure these models and print a row of JSON for each"
     )
     options = parser.parse_args()
     if options.worker:

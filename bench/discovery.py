@@ -1,8 +1,8 @@
-"""How long discovery takes, and how it grows: chains of 100 to 3,000 calls and real networks, after export.
+"""The time of discovery and its growth: chains of 100 to 3,000 calls and real networks, after export.
 
-Discovery is everything between the captured program and the symmetry: rules, fibres, scales. It should cost time linear
-in the number of calls; the last column is the time per call relative to the shortest chain. The floor beside it is one
-bare walk over the same program's calls that does nothing but resolve their arguments.
+Discovery is everything between the captured program and the symmetry: rules, dependent axes, scales. Its time should be
+linear in the number of calls; the last column is the time per call relative to the shortest chain. The floor is one
+walk over the calls of the same program that only resolves their arguments.
 
     python bench/discovery.py [--out FILE.json]
 """
@@ -24,7 +24,7 @@ RESULTS = Path(__file__).parent / "results" / "discovery.json"
 
 
 def chain(calls: int) -> Any:
-    """A residual perceptron with about `calls` calls: linear, relu, linear, add per block, and their marks."""
+    """A residual perceptron with about `calls` calls: linear, relu, linear and add per block."""
     import torch
     from torch import Tensor, nn
 
@@ -40,7 +40,7 @@ def chain(calls: int) -> Any:
 
 
 def best_of(repeats: int, task: Callable[[], Any]) -> float:
-    """Shortest time of a few runs, the others were disturbed; as timeit does, without the garbage collector."""
+    """Shortest time of a few runs, without the garbage collector, as in timeit."""
     times = []
     for _ in range(repeats):
         gc.collect()

@@ -1,13 +1,13 @@
-"""Folding, measured: speed beside the printed algorithm, and accuracy against parameters beside pruning.
+"""Benchmarks of folding: speed against the printed algorithm, and accuracy against parameters, compared with pruning.
 
     python bench/fold.py speed                                  # VGG-16 and a torchvision ResNet-50
     python bench/fold.py train --out zoos/fold                  # the networks of the curves (one GPU, minutes)
     python bench/fold.py curves vgg16_bn --zoo zoos/fold/vgg16_bn-5e-4 --peers PYTHON       # one network, all methods
     python bench/fold.py curves tiny10 --test 1000              # a published Tiny-10 network
-    python bench/fold.py page                                   # the tables of everything measured so far
+    python bench/fold.py page                                   # the tables of all results
 
-PYTHON is an interpreter of another environment that has torch-pruning. Rows are kept in bench/results/fold.json as soon
-as they are known, and `curves` leaves out those that are there. Data is found through INTERTWINE_DATA.
+PYTHON is an interpreter of another environment with torch-pruning. Rows are stored at once in bench/results/fold.json,
+and `curves` skips those that are there. Data is read from INTERTWINE_DATA.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import intertwine as it
 from intertwine.lab.zoo.recipe import recipe, seeds
 
 RESULTS = Path(__file__).parent / "results" / "fold.json"
-#: Rows that agree in these speak of the same thing, and the newer one is kept.
+#: The key of a row: a new row replaces an old one with the same key.
 SAME = {
     "speed": ("what", "schedule", "options", "beta", "threads"),
     "curves": ("architecture", "recipe", "weight_decay", "epochs", "seed", "test", "seen", "method", "value"),
     "train": ("architecture", "weight_decay", "epochs", "device"),
 }
-#: Architecture, weight decay, epochs: what one GPU trains in under ten minutes. The paper prints 1e-4.
+#: Architecture, weight decay, epochs: trained by one GPU in under ten minutes. The paper prints 1e-4.
 TRAINED = (("vgg16_bn", 1e-4, 100), ("vgg16_bn", 5e-4, 100), ("resnet18", 5e-4, 60))
-#: Shares of the parameters at which methods are compared, and how far above a share still counts as it.
+#: Shares of the parameters at which methods are compared, and the tolerance above a share.
 COLUMNS, ROUNDED = (1.0, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1), 0.005
-#: Accuracy relative to the whole network that the paper lets go of (row 003-F20).
+#: The relative accuracy that the paper allows folding to lose (Chen et al. 2024).
 ENOUGH = 0.95
 
 
@@ -46,7 +46,7 @@ ENOUGH = 0.95
 
 
 def measure_speed(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Folding beside the printed way, and large networks of torchvision."""
+    """Folding against the printed algorithm, and large networks of torchvision."""
     model, name = None, "vgg16_bn"
     if options.zoo:
         zoo = it.zoo.load(options.zoo)
@@ -58,7 +58,7 @@ def measure_speed(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def measure_curves(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row per method and setting that is not yet known."""
+    """One row per method and setting without a stored row."""
     case = opened(
         options.name, options.zoo, options.network, options.seen, options.test, options.device, options.peers
     )  # fmt: skip
@@ -70,7 +70,7 @@ def measure_curves(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def train(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The networks of the curves; a folder that holds them is left as it is, a killed run goes on."""
+    """Train the networks of the curves that their folders do not hold; a killed run resumes."""
     data: Any = it.zoo.data(options.data)
     if options.train or options.test:
         data = data.subset(options.train, options.test)
@@ -86,7 +86,7 @@ def train(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             name, seeds=seeds(options.seeds), data=data, device=options.device, score_every=options.score_every,
             recipe=replace(how, name="chen-one-cycle", source="Chen et al. 2024, its rate in one short cycle"),
             out=Path(options.out) / f"{name}-{decay:.0e}".replace("e-0", "e-"),
-            report=lambda p: print(f"\r{p.done:6.1%} {p.left or 0:5.0f} s left", end="", flush=True),
+            progress=lambda p: print(f"\r{p.done:6.1%} {p.left or 0:5.0f} s left", end="", flush=True),
         )  # fmt: skip
         yield {
             "architecture": name, "weight_decay": decay, "epochs": zoo.manifest.plan.recipe["epochs"],
@@ -99,7 +99,7 @@ def train(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def read(results: Path) -> dict[str, Any]:
-    """Everything measured so far."""
+    """All stored results."""
     return json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
 
 
@@ -108,14 +108,14 @@ def _key(part: str, row: dict[str, Any]) -> list[Any]:
 
 
 def keep(results: Path, part: str, row: dict[str, Any]) -> None:
-    """Put a row into the file, in place of one of the same thing."""
+    """Store a row in the file, in place of one with the same key."""
     held = read(results)
     held[part] = [old for old in held.get(part, []) if _key(part, old) != _key(part, row)] + [row]
     write_results(results, stamped(held, f"curves {_network(row)}" if part == "curves" else part))
 
 
 def page(results: dict[str, Any]) -> str:
-    """The tables of everything measured so far."""
+    """The tables of all results."""
     tables = (_printed_table, _large_table, _train_table, _curves_table, _least_table)
     return "\n".join(line for table in tables for line in table(results))
 
@@ -176,7 +176,7 @@ def _percent(value: float | None) -> str:
 
 
 def _curves_table(results: dict[str, Any]) -> Iterator[str]:
-    """Per network, the best that every method has within some shares of the parameters; all rows are in the file."""
+    """Per network, the best result of every method within some shares of the parameters."""
     for name, rows in _networks(results):
         yield f"{name}: highest accuracy, % (after statistics reset) with at most so many of the parameters:"
         yield ""
@@ -195,7 +195,7 @@ def _curves_table(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _best(rows: list[dict[str, Any]], share: float) -> str:
-    """The most accurate row as it is, and after a reset, of those that are small enough."""
+    """The best accuracy, without and with re-estimated statistics, of the rows that are small enough."""
     small = [r for r in rows if r["parameters_share"] <= share + ROUNDED]
     if not small:
         return ""
@@ -204,7 +204,7 @@ def _best(rows: list[dict[str, Any]], share: float) -> str:
 
 
 def _least_table(results: dict[str, Any]) -> Iterator[str]:
-    """Row 003-F20: the fewest parameters at which almost all of the accuracy is left."""
+    """The fewest parameters that keep almost all of the accuracy, as in Chen et al. (2024)."""
     for name, rows in _networks(results):
         whole = next((r["accuracy"] for r in rows if r["method"] == "none"), None)
         if whole is None:
@@ -233,39 +233,41 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parts and their options."""
+    """The command line."""
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--results", type=Path, default=RESULTS, help="where rows are kept")
+    top.add_argument("--results", type=Path, default=RESULTS, help="the result file")
     parts = top.add_subparsers(dest="part", required=True)
     speed = parts.add_parser("speed")
     speed.add_argument("--beta", type=float, default=0.1)
-    speed.add_argument("--every", type=int, default=1, help="measure the printed way before every so many merges only")
+    speed.add_argument(
+        "--every", type=int, default=1, help="recompute distances of the printed algorithm before every n-th merge only"
+    )
     speed.add_argument("--large", default="resnet50", metavar="NAME,…", help="networks of torchvision; '' for none")
-    speed.add_argument("--zoo", metavar="FOLDER", help="of a trained VGG, in place of an untrained one")
+    speed.add_argument("--zoo", metavar="FOLDER", help="folder of a trained VGG instead of an untrained one")
     curves = parts.add_parser("curves")
     curves.add_argument("name", help="an architecture of the zoo")
-    curves.add_argument("--zoo", metavar="FOLDER", help="of trained networks; tiny10 can do without")
-    curves.add_argument("--network", type=int, default=0, help="which of the zoo")
+    curves.add_argument("--zoo", metavar="FOLDER", help="folder of trained networks; optional for tiny10")
+    curves.add_argument("--network", type=int, default=0, help="seed of the network in the zoo")
     curves.add_argument("--methods", default=",".join(METHODS), metavar="NAME,…")
     curves.add_argument("--betas", type=_numbers, default=BETAS, metavar="β,…")
     curves.add_argument("--shares", type=_numbers, default=SHARES, metavar="SHARE,…")
     curves.add_argument("--seen", type=int, default=10_000, help="training images for statistics")
     curves.add_argument("--test", type=int, default=10_000, help="test images")
-    curves.add_argument("--peers", metavar="PYTHON", help="an interpreter that has torch-pruning")
-    curves.add_argument("--no-reset", action="store_true", help="leave out accuracies after statistics reset")
-    curves.add_argument("--again", action="store_true", help="measure rows anew that are there")
+    curves.add_argument("--peers", metavar="PYTHON", help="an interpreter with torch-pruning")
+    curves.add_argument("--no-reset", action="store_true", help="skip accuracies with re-estimated statistics")
+    curves.add_argument("--again", action="store_true", help="repeat rows that have a result")
     training = parts.add_parser("train")
-    training.add_argument("--out", required=True, metavar="FOLDER", help="one folder in it per network")
-    training.add_argument("--names", metavar="NAME,…", help="architectures; all where not given")
-    training.add_argument("--decay", type=float, help="those of one weight decay only")
-    training.add_argument("--seeds", default="0:1", help="trained together, one network each")
+    training.add_argument("--out", required=True, metavar="FOLDER", help="folder with one folder per network")
+    training.add_argument("--names", metavar="NAME,…", help="architectures (default: all)")
+    training.add_argument("--decay", type=float, help="only networks of one weight decay")
+    training.add_argument("--seeds", default="0:1", help="seeds, trained together")
     training.add_argument("--data", default="cifar10")
     training.add_argument("--epochs", type=int)
     training.add_argument("--batch", type=int, default=128)
     training.add_argument("--rate", type=float, default=0.1)
     training.add_argument("--score-every", type=int, default=10)
-    training.add_argument("--train", type=int, help="training images; all where not given")
-    training.add_argument("--test", type=int, help="test images; all where not given")
+    training.add_argument("--train", type=int, help="training images (default: all)")
+    training.add_argument("--test", type=int, help="test images (default: all)")
     for part in (curves, training):
         part.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parts.add_parser("page")
@@ -273,7 +275,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Measure one part, keep its rows as they come, print the tables."""
+    """Measure one part, store its rows, print the tables."""
     options = parser().parse_args()
     if options.part != "page":
         for row in PARTS[options.part](options):

@@ -1,7 +1,7 @@
 """Accuracy against parameters: a trained network folded and pruned by every method, at a grid of settings.
 
-A method is one line of METHODS. Nothing is trained after it, and no labels are used. Accuracy is that of the network as
-it comes out; apart from it, after BatchNorm statistics have been estimated again on training images.
+A method is one line of METHODS. Nothing is trained after it, and no labels are used. Accuracy is measured on the
+result, and again with BatchNorm statistics re-estimated on training images.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from intertwine.fold.result import count_flops, count_parameters
 from intertwine.lab.papers.work import PublishedNetworks
 
 PEER = Path(__file__).with_name("fold_peer.py")
-#: The grids: betas as printed (row 003-F16) and on from there; shares of features, or of parameters, that are kept.
+#: The grids: the printed betas and larger ones; kept shares of features or of parameters.
 BETAS = (0.01, 0.03, 0.05, 0.07, 0.1, 0.12, 0.14, 0.15, 0.18, 0.2, 0.25, 0.3)
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-#: How the published Tiny-10 networks saw images: mean and deviation of pixels from 0 to 1.
+#: The normalisation of the published Tiny-10 networks: mean and deviation of pixels from 0 to 1.
 Batches = list[tuple[Tensor, Tensor]]
 
 
@@ -46,7 +46,7 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """A trained network and what it is measured on. `about` says in results which network it is."""
+    """A trained network and its data; `about` identifies the network in results."""
 
     model: nn.Module
     built: tuple[str, Mapping[str, Any]]  # architecture and its options
@@ -54,12 +54,12 @@ class Case:
     train: Batches
     test: Batches
     device: str
-    peer: str | None = None  # an interpreter that has torch-pruning
-    reset: bool = True  # whether accuracy is also taken after statistics have been estimated again
+    peer: str | None = None  # an interpreter with torch-pruning
+    reset: bool = True  # whether accuracy is also measured with re-estimated statistics
 
     @property
     def example(self) -> Tensor:
-        """One image, on which methods read the network."""
+        """One example image."""
         return self.train[0][0][:1].cpu()
 
 
@@ -68,7 +68,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Method:
-    """`make` gives the smaller network for a value of `knob`: "beta", or "share", of what is kept."""
+    """`make` returns the smaller network for a value of `knob`: "beta", or the kept "share"."""
 
     knob: str
     make: Callable[[Case, float], nn.Module]
@@ -87,7 +87,7 @@ def absorbed(case: Case, share: float, **options: Any) -> nn.Module:
 
 
 def absorbed_seen(case: Case, share: float) -> nn.Module:
-    """With training images, never their labels, in place of random inputs."""
+    """With training images, without labels, instead of random inputs."""
     data = [(x.cpu(), None) for x, _ in case.train]
     return fold_to(case.model, case.example, parameters=share, data=data).model
 
@@ -101,9 +101,9 @@ def by_activations(case: Case, share: float) -> nn.Module:
 
 
 def by_torch_pruning(case: Case, share: float) -> nn.Module:
-    """What torch-pruning leaves, by its own choice of score; it runs in its own environment."""
+    """The network pruned by torch-pruning with its default score, in its environment."""
     if case.peer is None:
-        raise PeerFailed("no --peers PYTHON was given")
+        raise PeerFailed("--peers PYTHON is missing")
     name, options = case.built
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder) / x) for x in ("whole.safetensors", "pruned.pt")]
@@ -112,7 +112,7 @@ def by_torch_pruning(case: Case, share: float) -> nn.Module:
         done = subprocess.run(call, capture_output=True, text=True, check=False)
         if done.returncode:
             raise PeerFailed(done.stderr.strip().splitlines()[-1])
-        return torch.load(files[1], weights_only=False)  # a whole module, which our own script has just written
+        return torch.load(files[1], weights_only=False)  # a pickled module, written by bench/fold_peer.py
 
 
 METHODS = {
@@ -139,9 +139,9 @@ METHODS = {
 
 
 def opened(name: str, zoo: str | None, number: int, seen: int, test: int, device: str, peer: str | None) -> Case:
-    """A network of a zoo, or of the published Tiny-10 ones where no zoo is given, and its images."""
+    """A network of a zoo, or without one of the published Tiny-10 networks, and its images."""
     if zoo is None and name != "tiny10":
-        raise SystemExit(f"Where are the trained {name} networks? Pass --zoo FOLDER; `train` makes one.")
+        raise SystemExit(f"The trained {name} networks are missing. Pass --zoo FOLDER; `train` makes one.")
     if zoo is None:
         published = PublishedNetworks("tiny10")
         model, data = published.seed(number), published.normalised(it.zoo.data("cifar10"))
@@ -166,14 +166,14 @@ def opened(name: str, zoo: str | None, number: int, seen: int, test: int, device
 
 
 def accuracy(model: nn.Module, batches: Batches) -> float:
-    """The share of right answers."""
+    """The accuracy."""
     with torch.no_grad():
         right = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches)
     return right / sum(len(y) for _, y in batches)
 
 
 def scored(model: nn.Module, case: Case) -> dict[str, Any]:
-    """What is left of a network, and how well it does."""
+    """The remaining parameters and the accuracy of a network."""
     costs = [(count_parameters(m), count_flops(m, ((case.example,), {}))) for m in (case.model, model)]
     placed = model.to(case.device).eval()
     reset = reset_statistics(placed, case.train).eval() if case.reset and batch_norms(placed) else None
@@ -185,7 +185,7 @@ def scored(model: nn.Module, case: Case) -> dict[str, Any]:
 
 
 def measure(case: Case, method: str, value: float | None) -> dict[str, Any]:
-    """One row; the method "none" leaves the network as it is."""
+    """One row; the method "none" does not change the network."""
     said = case.about | {"method": method, "value": value}
     start = time.perf_counter()
     if method == "none" or value is None:
@@ -193,14 +193,14 @@ def measure(case: Case, method: str, value: float | None) -> dict[str, Any]:
     said["knob"] = METHODS[method].knob
     try:
         model = METHODS[method].make(case, value)
-    except (PeerFailed, it.InputError) as error:  # a share that cannot be reached, a peer that cannot: said in its row
+    except (PeerFailed, it.InputError) as error:  # an unreachable share or a failed peer is noted in its row
         return said | {"failed": str(error)}
     seconds = time.perf_counter() - start
     return said | {"seconds": seconds} | scored(model, case)
 
 
 def settings(methods: list[str], betas: tuple[float, ...], shares: tuple[float, ...]) -> Iterator[tuple[str, Any]]:
-    """(method, value) of every row that is wanted."""
+    """(method, value) of every row."""
     unknown = [method for method in methods if method not in METHODS]
     if unknown:
         raise SystemExit(f"There is no method {unknown[0]!r}; there are {', '.join(METHODS)}.")

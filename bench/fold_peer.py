@@ -1,4 +1,4 @@
-"""Prune a checkpoint with torch-pruning, in an environment that has it; the last line is its time as JSON.
+"""Prune a checkpoint with torch-pruning, in its environment; the last line is the time as JSON.
 
 python bench/fold_peer.py ARCHITECTURE OPTIONS_AS_JSON SIDE KEPT_SHARE model.safetensors pruned.pt
 """
@@ -21,7 +21,7 @@ from intertwine.lab.zoo.networks.registry import build
 
 
 def main(name: str, options: str, side: str, share: str, *files: str) -> None:
-    """Prune every layer but the last to a share of its channels, by the library's own choice of score."""
+    """Prune every layer but the last to a share of its channels, by the default score of the library."""
     model = build(name, **json.loads(options)).eval()
     model.load_state_dict(load_file(files[0]))
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
@@ -34,7 +34,7 @@ def main(name: str, options: str, side: str, share: str, *files: str) -> None:
     )  # fmt: skip
     pruner.step()
     seconds = time.perf_counter() - start
-    model(example)  # it must still run
+    model(example)  # check that it runs
     torch.save(model, files[1])
     print(json.dumps({"seconds": seconds}))
 

@@ -1,9 +1,9 @@
-"""How long folding takes: beside the algorithm as printed, on a torchvision ResNet-50, and beside the least it can be.
+"""Time of folding: against the printed algorithm, on a torchvision ResNet-50, and against a lower bound.
 
-The printed way measures the distances of a layer anew before every merge. Where that takes too long, it is done before
-every k-th merge only; the merges in between are ours, and its time is what the measured share takes for all of them.
-The networks are untrained. Their BatchNorm scales are drawn anew, so that features have lengths as different as those
-of trained ones; equal ones would never be merged.
+The printed algorithm recomputes the distances of a layer before every merge. Where that takes too long, it does so
+before every k-th merge only, with our merges in between, and its time is extrapolated to all of them. The networks are
+untrained. Their BatchNorm scales are random, so that features have lengths as different as those of trained networks;
+equal ones would never be merged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def spread(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 class Recorded(MergeState):
-    """Merging that notes every pair."""
+    """Merging that records every pair."""
 
     def __init__(self, prepared: PreparedModel, options: Options) -> None:
         super().__init__(prepared.wires, options)
@@ -59,7 +59,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def floor(prepared: PreparedModel, options: Options) -> float:
-    """Seconds for one Gram matrix per wire, which any way to know all distances has to make."""
+    """Seconds for one Gram matrix per wire, a lower bound for computing all distances."""
     measured = MergeState(prepared.wires, options).measured
     rows = [[feature_slices(s.block.data, s.dim).numpy() for s in wire.slots if measured(s)] for wire in prepared.wires]
 
@@ -93,7 +93,7 @@ def measure_ours(model: nn.Module, x: Tensor, beta: float, **chosen: Any) -> tup
 
 @dataclass
 class Printed:
-    """Algorithm 1 on a chain of layers, counts kept, in double precision; merged features are taken out at once.
+    """Algorithm 1 on a chain of layers, with counts, in double precision; merged features are removed at once.
 
     weights[l] has shape (features, features before, entries).
     """
@@ -102,12 +102,12 @@ class Printed:
     beta: float
     every: int = 1
     pairs: Pairs = field(default_factory=dict)
-    asked: int = 0  # how many tables of distances there are to make
+    asked: int = 0  # number of distance tables
     made: int = 0
     making: float = 0.0
 
     def distances(self, layer: int) -> Tensor:
-        """All of Eq. 6, from the weights as they are."""
+        """All distances of Eq. 6, from the current weights."""
         table = torch.zeros(())
         for rows in (self.weights[layer].flatten(1), self.weights[layer + 1].transpose(0, 1).flatten(1)):
             squares = rows.square().sum(1)
@@ -115,7 +115,7 @@ class Printed:
         return table
 
     def run(self, ours: Mapping[int, Sequence[tuple[int, int]]]) -> float:
-        """Merge every layer to its end; the seconds it takes, or would with a table before every merge."""
+        """Merge every layer completely; returns the seconds, extrapolated to a table before every merge."""
         start = time.perf_counter()
         for layer in range(len(self.weights) - 1):
             self._fold(layer, list(ours[layer]))
@@ -123,7 +123,7 @@ class Printed:
         return apart + self.making * self.asked / self.made
 
     def _fold(self, layer: int, ours: list[tuple[int, int]]) -> None:
-        left = list(range(len(self.weights[layer])))  # the first of the old features behind each
+        left = list(range(len(self.weights[layer])))  # the first of the original features in each
         counts = torch.ones(len(left), dtype=torch.float64)
         done = self.pairs.setdefault(layer, [])
         while len(left) > 1:
@@ -165,7 +165,7 @@ def _without(x: Tensor, n: int, axis: int) -> Tensor:
 
 
 def chain_of(model: nn.Module) -> list[Tensor]:
-    """The weights of a VGG as a chain, every BatchNorm taken into the layer before it."""
+    """The weights of a VGG as a chain, with every BatchNorm folded into the layer before it."""
     found: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
@@ -181,7 +181,7 @@ def chain_of(model: nn.Module) -> list[Tensor]:
 
 
 def measure_printed(beta: float, every: int, model: nn.Module | None = None, name: str = "vgg16_bn") -> dict[str, Any]:
-    """Our folding of a VGG and the printed way, on the same weights, merges compared."""
+    """Our folding of a VGG and the printed algorithm on the same weights, with a comparison of the merges."""
     if model is None:
         torch.manual_seed(0)
         model = spread(build(name))
@@ -197,7 +197,7 @@ def measure_printed(beta: float, every: int, model: nn.Module | None = None, nam
 
 
 def measure_large(name: str, beta: float, side: int = 224) -> Iterator[dict[str, Any]]:
-    """A network of torchvision: as `fold` is called, where few merge, and by the largest distance, where most do."""
+    """A network of torchvision: by the default of `fold`, where few features merge, and by the largest distance."""
     from intertwine.checkpoints.libraries import declare_missing_ops
 
     declare_missing_ops()

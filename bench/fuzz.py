@@ -1,9 +1,9 @@
-"""Run the engine on thousands of random networks and count on how many it is right, caught, refused, crashed or wrong.
+"""Run the engine on thousands of random networks and count how often it is right, caught, refused, crashed or wrong.
 
     python bench/fuzz.py --cases 2000 --seed 0 --out bench/results/fuzz.json
 
-Case k is the network of seed `--seed` + k, so any of them can be looked at again on its own. A failure is printed at
-once, with the smallest network like it under `--shrink`. The exit status is 1 when one is silently wrong or crashed.
+Case k is the network of seed `--seed` + k, so each can be repeated on its own. A failure is printed at once, with
+`--shrink` as the smallest network that fails in the same way. The exit status is 1 if one is silently wrong or crashed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BAD = ("crashed", "silently wrong")
 
 @dataclass
 class Tally:
-    """What was seen so far."""
+    """The counts so far."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     coverages: list[float] = field(default_factory=list)
@@ -103,11 +103,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cases", type=int, default=2000, help="number of networks (default 2000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first network (default 0)")
     parser.add_argument("--out", type=Path, help="write the summary as JSON to this file")
+    parser.add_argument("--shrink", action="store_true", help="shrink each failure to the smallest network")
     parser.add_argument(
-        "--shrink", action="store_true", help="look for the smallest network that fails like each failure"
-    )
-    parser.add_argument(
-        "--control-every", type=int, default=4, help="put a moved parameter back in every n-th case (default 4)"
+        "--control-every",
+        type=int,
+        default=4,
+        help="restore a moved parameter in every n-th case, which must be detected (default 4)",
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""The engine on a GPU: the same certificates with model, elements and inputs on the device, next to the CPU's.
+"""The engine on a GPU: certificates with model, elements and inputs on the device, compared with the CPU.
 
     python bench/gpu.py [--out FILE.json]
 
@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument(
         "--models", default="resnet50,densenet121,convnext_tiny,vit_b_16,swin_t,vit_l_16,regnet_y_128gf,vit_h_14"
     )
-    parser.add_argument("--cpu", default="resnet50,vit_b_16", help="models to run on the CPU too")
+    parser.add_argument("--cpu", default="resnet50,vit_b_16", help="models to run also on the CPU")
     options = parser.parse_args()
     present = {
         p: find_spec(p) is not None

@@ -1,9 +1,9 @@
-"""How the source tree is cut: sizes, imports, helpers, names, and the calls that one verb makes. Before and after.
+"""Statistics of the source tree: sizes, imports, helpers, names, and the calls of one verb.
 
     python bench/house.py                              # the tree of this checkout
-    python bench/house.py --trace                      # and the calls of each verb on a small ResNet-20
+    python bench/house.py --trace                      # also the calls of each verb on a small ResNet-20
     python bench/house.py --tree DIR --json FILE       # another checkout; the numbers as JSON
-    python bench/house.py --against FILE               # those numbers beside today's, as a Markdown table
+    python bench/house.py --against FILE               # compared with stored numbers, as a Markdown table
 
 Definitions. A *module* is a .py file of src/intertwine that is not an `__init__`. Its *room* is the folder below
 src/intertwine, and the folder below that inside `lab`; files of the top folder are the room "(top)".
@@ -58,14 +58,14 @@ WORD = re.compile(r"[\w.]+")
 
 @dataclass
 class Source:
-    """One file of the package, read and parsed."""
+    """One parsed file of the package."""
 
     name: str
     room: str
     text: str
     init: bool
     tree: ast.Module = field(repr=False)
-    #: Every name and attribute that stands in it, with how often.
+    #: Every name and attribute in it, with its count.
     words: Counter[str] = field(default_factory=Counter, repr=False)
 
     @property
@@ -132,7 +132,7 @@ def private_functions(source: Source) -> Iterator[bool]:
 
 
 def code_and_imports(source: Source) -> tuple[int, int]:
-    """How many lines hold code that is no import, and how many are import statements.
+    """The number of lines of code without imports, and of import statements.
 
     >>> text = "'''Words.'''\\nimport sys\\n\\n# more\\nx = 1\\n"
     >>> code_and_imports(Source("a", "(top)", text, False, ast.parse(text)))
@@ -164,7 +164,7 @@ def unreferenced(every: list[Source]) -> list[str]:
         named.update(source.words)
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ImportFrom) and node.module:
-                # Where a package hands a name on (`from room.file import name as name`), it is public.
+                # A name that a package re-exports (`from room.file import name as name`) is public.
                 named.update(alias.name for alias in node.names)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and WORD.fullmatch(node.value):
                 named.update(node.value.split("."))
@@ -178,13 +178,13 @@ def unreferenced(every: list[Source]) -> list[str]:
 
 
 def duplicates(every: list[Source]) -> dict[str, int]:
-    """Name of a public class → how many files define one of that name, where it is more than one."""
+    """Name of a public class → number of files that define it, if more than one."""
     names = Counter(node.name for s in every for node in definitions(s) if isinstance(node, ast.ClassDef))
     return {name: count for name, count in sorted(names.items()) if count > 1}
 
 
 def tracked(tree: Path) -> dict[str, float]:
-    """Megabytes that git tracks: data files, and all files."""
+    """Megabytes tracked by git: data files, and all files."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=tree, capture_output=True, check=True, text=True).stdout
     paths = [tree / name for name in listed.split("\0") if name and (tree / name).is_file()]
     data = sum(path.stat().st_size for path in paths if path.suffix not in NO_DATA)
@@ -220,7 +220,7 @@ def percent(part: float, whole: float) -> float:
 
 
 def house(tree: Path) -> dict[str, Any]:
-    """Everything that is read off the source."""
+    """All statistics of the source."""
     every = sources(tree)
     imported = importers(every)
     twice, alone = duplicates(every), unreferenced(every)
@@ -237,7 +237,7 @@ def house(tree: Path) -> dict[str, Any]:
 
 
 class Trace:
-    """Counts what the package calls while it is entered."""
+    """A context that counts the calls of the package."""
 
     def __init__(self, package: Path) -> None:
         self.package = str(package) + "/"
@@ -299,7 +299,7 @@ class Trace:
             self.copying -= 1
 
     def numbers(self, cuts: set[str]) -> dict[str, int]:
-        """All counts; `cuts` are the names of functions that cut weights into blocks."""
+        """All counts; `cuts` are the functions that cut weights into blocks."""
         functions = {(code.co_filename, code.co_qualname) for code in self.seen}
         return {
             "modules": len({file for file, _ in functions}),
@@ -314,7 +314,7 @@ class Trace:
 
 
 def verbs() -> dict[str, Callable[[], Any]]:
-    """Each verb once on small ResNet-20s with random weights; all that it needs is made here, before it is traced."""
+    """Each verb on small ResNet-20s with random weights, prepared here outside the trace."""
     import torch
 
     import intertwine as it
@@ -351,7 +351,7 @@ def traced(cuts: set[str]) -> dict[str, dict[str, int]]:
 
     found = {}
     for name, verb in verbs().items():
-        verb()  # imports and caches of the first time are no part of it
+        verb()  # a first run for imports and caches
         with Trace(Path(str(intertwine.__file__)).parent) as trace:
             verb()
         found[name] = trace.numbers(cuts)
@@ -363,7 +363,7 @@ def traced(cuts: set[str]) -> dict[str, dict[str, int]]:
 
 
 def said(x: float | None) -> str:
-    """A number as it is printed.
+    """A number as text.
 
     >>> said(12345), said(12.345), said(None)
     ('12,345', '12.3', '')
@@ -379,7 +379,7 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def page(now: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str:
-    """The numbers in Markdown; with those of before, `before → now` in each cell."""
+    """The numbers in Markdown; compared with earlier ones, `before → now` in each cell."""
     old = before or {}
 
     def cell(one: float | None, was: float | None) -> str:
@@ -403,13 +403,13 @@ def page(now: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str
 
 
 def main() -> int:
-    """Count, print and keep."""
+    """Count, print and store."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--tree", type=Path, default=ROOT, help="the checkout (default: this one)")
-    asked.add_argument("--trace", action="store_true", help="also trace the calls of each verb: a minute or two")
+    asked.add_argument("--trace", action="store_true", help="also trace the calls of each verb (a minute or two)")
     asked.add_argument("--cuts", default="pieces", metavar="NAME,…", help="functions that cut weights into blocks")
     asked.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
-    asked.add_argument("--against", type=Path, metavar="FILE", help="numbers of before, to print beside")
+    asked.add_argument("--against", type=Path, metavar="FILE", help="stored numbers to compare with")
     chosen = asked.parse_args()
     tree = chosen.tree.resolve()
     numbers = house(tree)

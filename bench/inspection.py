@@ -1,13 +1,12 @@
-"""Inspection: powers of a large rotation, and dissection of many units, in seconds and bytes.
+"""Benchmarks of inspection: powers of a large rotation, and dissection of many units, in seconds and bytes.
 
     python bench/inspection.py rotation                       # Q and Q^α for n = 2048
     python bench/inspection.py dissect                        # 512 units × 1,000 images × 100 concepts at 112×112
-    python bench/inspection.py dissect --images 100           # a part, from which the whole is estimated
-    python bench/inspection.py page                           # the table of everything measured so far
+    python bench/inspection.py dissect --images 100           # a part, extrapolated to the whole
+    python bench/inspection.py page                           # the table of all results
 
-Results are kept in bench/results/inspection.json; the file is not called inspect.py, as it would hide the module of
-that name in Python from every other benchmark here. `--threads 1` gives the time on one core, which says more than the
-time on two where the machine is shared.
+Results are stored in bench/results/inspection.json. The file is not called inspect.py, which would hide the module of
+the standard library. `--threads 1` measures on one core, which is more reliable on a shared machine.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from intertwine.inspect.dissect import dissect
 from intertwine.inspect.rotation import haar, planes
 
 RESULTS = Path(__file__).parent / "results" / "inspection.json"
-#: What the bars of the table are given for.
+#: The case that the limits in the table apply to.
 FULL, UNITS, CONCEPTS, SIZE = 1000, 512, 100, 112
 BARS = {"rotation": 15.0, "dissect": 300.0}
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Seconds on the clock, seconds of the processor, and what the call gave."""
+    """Wall-clock seconds, CPU seconds, and the result of a call."""
     start, used = time.perf_counter(), time.process_time()
     value = call()
     return time.perf_counter() - start, time.process_time() - used, value
 
 
 def rotation_rows(n: int) -> list[dict[str, Any]]:
-    """Drawing Q, taking it apart, one power; and how far half of it, twice, is from Q."""
+    """Draw Q, decompose it, one power; and the error of Q^½ · Q^½ against Q."""
     drawing, first, q = timed(lambda: haar(n, 0))
     apart, second, turn = timed(lambda: planes(q))
     power, third, half = timed(lambda: turn.power(0.5))
@@ -55,7 +54,7 @@ def rotation_rows(n: int) -> list[dict[str, Any]]:
 
 
 class Scene:
-    """Masks of blocks of pixels, every concept in a share of the images, made when they are read."""
+    """Masks of blocks of pixels, every concept in a share of the images, computed on iteration."""
 
     def __init__(self, images: int, concepts: int, size: int, share: float) -> None:
         self.images, self.concepts, self.size, self.share = images, concepts, size, share
@@ -69,7 +68,7 @@ class Scene:
 
 
 def dissect_row(images: int, units: int, maps: int, share: float, memory: int) -> dict[str, Any]:
-    """Dissect maps of numbers from a layer without much to do, so that the time is that of the dissection."""
+    """Dissect a layer that costs little itself, so that the time is that of the dissection."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(images, 3, maps, maps, generator=g)
     model = nn.Sequential(nn.Conv2d(3, units, 3, padding=1), nn.ReLU())

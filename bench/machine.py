@@ -1,10 +1,10 @@
-"""The header that every benchmark writes beside what it measured: machine, date, command, version.
+"""The header that every benchmark writes with its results: machine, date, command, version.
 
-A file of results holds it under "made", once for each part of the benchmark that has its own run:
+A result file holds it under "made", once for each part of the benchmark that is run separately:
 
     results = stamped(results, "layers")          # results["made"]["layers"] = {"machine": …, "date": …, …}
 
-docs/benchmarks.py reads it back with `made_of`. Nothing heavy is imported until it is asked for.
+docs/benchmarks.py reads it with `made_of`. Heavy imports are inside functions.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-#: How many processes wanted to run when this one began; times taken on a busy machine are not worth much.
+#: The load average at the start; times on a busy machine are not reliable.
 LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def header(load: float | None = None) -> dict[str, Any]:
-    """Who measured this, when, by which command, with what. `load`: as it was before, where it is known better."""
+    """Machine, date, command and versions of a run; `load` replaces the load average at the start."""
     from intertwine.lab.study.tasks import versions
 
     machine = {"processor": _processor(), "cores": os.cpu_count(), "gpu": _gpu()}
@@ -38,7 +38,7 @@ def header(load: float | None = None) -> dict[str, Any]:
 
 
 def stamped(results: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Results with the header of a part that has just been measured.
+    """Results with the header of a part of this run.
 
     >>> sorted(stamped({"rows": []}, "speed")["made"]["speed"])
     ['command', 'date', 'machine', 'version']
@@ -62,7 +62,7 @@ def _rounded(value: Any) -> Any:
 
 
 def command(words: Iterable[str]) -> str:
-    """The line that was typed, without the folders of this machine.
+    """The typed command, without the folders of this machine.
 
     >>> command(["/anywhere/bench/measure.py", "layers", "--peers", "/home/me/peers/bin/python"])
     'python bench/measure.py layers --peers .../python'
@@ -95,7 +95,7 @@ def _gpu() -> str | None:
 
 
 def made_of(results: Any, part: str, gpu: bool) -> str:
-    """In words: on what and when a part was measured. Older results have no header, but name devices in their rows.
+    """The machine and date of a part, in words. Older results have no header, but name devices in their rows.
 
     >>> made_of({"speed": [{"device": "NVIDIA H200"}]}, "speed", gpu=True)
     'NVIDIA H200; date not recorded'
@@ -110,7 +110,7 @@ def made_of(results: Any, part: str, gpu: bool) -> str:
 
 
 def _headers(results: Any, part: str) -> list[dict[str, Any]]:
-    if isinstance(results, list):  # a file that is a list has the header in its rows
+    if isinstance(results, list):  # a list of rows, each with its header
         return [row["made"] for row in results if "made" in row]
     return [results["made"][part]] if part in results.get("made", {}) else []
 
@@ -121,7 +121,7 @@ def _in_words(made: Mapping[str, Any]) -> str:
 
 
 def made_on(made: Mapping[str, Any]) -> str:
-    """A header in words, but for how busy the machine was.
+    """A header in words, without the load.
 
     >>> made_on({"machine": {"processor": "Z80", "cores": 1}, "date": "2026-01-01T00:00", "version":
     ...     {"version": "1.0", "torch": "2.13"}})
@@ -134,7 +134,7 @@ def made_on(made: Mapping[str, Any]) -> str:
 
 
 def _devices(results: Mapping[str, Any], part: str) -> Iterator[str]:
-    """Every device that the rows of a part name. "cuda" is no name."""
+    """Every device named in the rows of a part, except "cuda"."""
     first = part.replace(",", "").split()[0]
     for section, rows in results.items() if isinstance(results, dict) else ():
         for row in rows if isinstance(rows, list) else ():

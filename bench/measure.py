@@ -1,12 +1,12 @@
-"""Similarity measures: time against the products they cannot do without, and against peers on the same data.
+"""Benchmarks of similarity measures: time against their necessary matrix products, and against peers.
 
-    python bench/measure.py                            # ours alone
-    python bench/measure.py --peers PYTHON             # beside pytorch-cka, run by a Python that has it
+    python bench/measure.py                            # intertwine only
+    python bench/measure.py --peers PYTHON             # also pytorch-cka, run by an interpreter that has it
     python bench/measure.py layers --peers PYTHON      # all layers of two ResNet-18 on 10,000 CIFAR-10 images
-    python bench/measure.py page                       # the table of everything measured so far
+    python bench/measure.py page                       # the table of all results
 
-Results are kept in bench/results/measure.json. The published loop of G_ReLU-CKA is written out here in its form, one
-row of the kernel at a time.
+Results are stored in bench/results/measure.json. The published loop of G_ReLU-CKA is repeated here, one row of the
+kernel at a time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ print(json.dumps({"seconds": min(times), "value": value}))
 
 
 def timed(call: Callable[[], Any], times: int = 2) -> tuple[float, Any]:
-    """The shortest of some runs, and what it gave."""
+    """The shortest time of some runs, and the result."""
     seconds, value = [], None
     for _ in range(times):
         start = time.perf_counter()
@@ -57,7 +57,7 @@ def timed(call: Callable[[], Any], times: int = 2) -> tuple[float, Any]:
 
 
 def linear_cka(samples: int, width: int, peers: str | None) -> dict[str, Any]:
-    """Debiased linear CKA against its three products alone, and against pytorch-cka."""
+    """Debiased linear CKA against its three matrix products, and against pytorch-cka."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(samples, width, generator=g)
     y = x + torch.randn(samples, width, generator=g)
@@ -74,7 +74,7 @@ def linear_cka(samples: int, width: int, peers: str | None) -> dict[str, Any]:
 
 def _peer(python: str, x: Tensor, y: Tensor) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        file = f"{folder}/data.pt"  # the peers' environment need not have safetensors
+        file = f"{folder}/data.pt"  # the environment of the peers may lack safetensors
         torch.save({"x": x, "y": y}, file)
         done = subprocess.run([python, "-c", PEER, file, "2"], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -97,7 +97,7 @@ print(json.dumps({"seconds": time.perf_counter() - start, "matrix": matrix.tolis
 
 
 def layer_matrix(images: int, batch: int, peers: str | None) -> list[dict[str, Any]]:
-    """Linear CKA of 18 layers of a ResNet-18 with 18 of another, with the forward passes alone as the floor."""
+    """Linear CKA of 18 layers of a ResNet-18 with 18 of another, with the forward passes as the floor."""
     data = it.zoo.data("cifar10")
     pixels = data.inputs(data.test_images[:images]).contiguous()
     batches = list(zip(pixels.split(batch), data.test_labels[:images].split(batch), strict=True))
@@ -128,7 +128,7 @@ def _layers_peer(
     with tempfile.TemporaryDirectory() as folder:
         states = [model.state_dict() for model in models]
         torch.save({"states": states, "build": build, "batches": batches, "layers": layers}, f"{folder}/data.pt")
-        source = os.fspath(Path(__file__).parents[1] / "src")  # for the network's definition
+        source = os.fspath(Path(__file__).parents[1] / "src")  # for the definition of the network
         done = subprocess.run(
             [python, "-c", LAYERS_PEER, f"{folder}/data.pt"], capture_output=True, text=True, check=True,
             env={**os.environ, "PYTHONPATH": source},
@@ -150,14 +150,14 @@ def relu_cka(samples: int, channels: int, positions: int) -> dict[str, Any]:
 
 
 def _row_by_row(x: Tensor, rows: int) -> Tensor:
-    """Rows of the max kernel with all channels of all samples at once, as published."""
+    """Rows of the max kernel with all channels of all samples at once, as in the published code."""
     x = x - x.mean((0, 2), keepdim=True)
     x = x / x.square().sum((0, 2), keepdim=True).sqrt()
     return torch.stack([(x[i] * x).sum(-1).amax(1) for i in range(rows)])
 
 
 def procrustes(samples: int, width: int) -> dict[str, Any]:
-    """Orthogonal Procrustes with fewer samples than features, against singular values of the features' product."""
+    """Orthogonal Procrustes with fewer samples than features, against the singular values of the feature product."""
     g = torch.Generator().manual_seed(0)
     x, y = (torch.randn(samples, width, generator=g, dtype=torch.float64) for _ in range(2))
     ours, result = timed(lambda: it.measure(x, y, "orthogonal_procrustes", baseline=False))
@@ -180,7 +180,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("part", nargs="?", default="pairs", choices=("pairs", "layers", "page"))
     options.add_argument("--images", type=int, default=10_000)
-    options.add_argument("--peers", metavar="PYTHON", help="the Python of an environment with pytorch-cka")
+    options.add_argument("--peers", metavar="PYTHON", help="an interpreter with pytorch-cka")
     options.add_argument("--results", type=Path, default=RESULTS)
     chosen = options.parse_args()
     results = json.loads(chosen.results.read_text(encoding="utf-8")) if chosen.results.exists() else {}

@@ -1,9 +1,9 @@
-"""The largest-agreement kernel of relu_cka on one GPU: speed against torch's own products, and the final value's error.
+"""The max kernel of relu_cka on one GPU: speed against the matrix products of torch, and the error of the result.
 
     python bench/measure_gpu.py          # one GPU; writes bench/results/measure_gpu.json
 
 Samples, channels and positions are those of hidden layers of image networks. The kernel computes the upper half of a
-symmetric matrix: "of the whole" counts the products of the whole matrix, as a caller does, "done" those it carries out.
+symmetric matrix: "of the whole" counts the products of the whole matrix, "done" those that it computes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PRECISIONS = ("tf32", "tf32x3", "ieee")
 
 
 def measure(samples: int, channels: int, side: int) -> dict[str, Any]:
-    """Every precision on one size, and torch's products of the same matrices, one channel after another."""
+    """Every precision on one size, and the products of torch for the same matrices, channel by channel."""
     a, b = _related(samples, channels, side)
     work = 2.0 * samples**2 * channels * side**2
     flat = a.flatten(2).transpose(0, 1).contiguous()  # (channels, samples, positions)
@@ -58,7 +58,7 @@ def measure(samples: int, channels: int, side: int) -> dict[str, Any]:
 
 
 def _related(samples: int, channels: int, side: int) -> tuple[Tensor, Tensor]:
-    """Two layers of random ReLU features of the same hidden causes."""
+    """Two layers of random ReLU features with common latent factors."""
     generator = torch.Generator("cuda").manual_seed(0)
     causes = torch.randn(samples, 32, device="cuda", generator=generator)
 

@@ -1,10 +1,10 @@
-"""Do measures measure what they should? `intertwine.testing.benchmark_measure` for every measure there is.
+"""Validation of every similarity measure with `intertwine.testing.benchmark_measure`.
 
-    python bench/measure_validation.py --skip soft_matching     # minutes; networks are kept in the user's cache folder
+    python bench/measure_validation.py --skip soft_matching     # minutes; networks go to the user's cache folder
 
 Soft matching solves a transport problem for each of some 4,400 comparisons and takes longer than all others.
 
-Results are kept in bench/results/measure_validation.json; docs/measures.py writes them into docs/measures.md.
+Results are stored in bench/results/measure_validation.json; docs/measures.py writes them into docs/measures.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS = (
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """One row per measure, and one of what chance gives."""
+    """One row per measure, and one of chance."""
     lines = [f"| measure | {' | '.join(name for name, _, _ in COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for row in rows:
         scores = {(s["test"], s["statistic"]): s for s in row["scores"]}
@@ -52,8 +52,8 @@ def main() -> None:
     """Train once, score every measure, write and print."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--networks", type=int, default=10)
-    options.add_argument("--folder", type=Path, help="where the networks are kept (default: the user's cache folder)")
-    options.add_argument("--skip", action="append", default=[], metavar="MEASURE", help="leave out a slow measure")
+    options.add_argument("--folder", type=Path, help="folder of the networks (default: the user's cache folder)")
+    options.add_argument("--skip", action="append", default=[], metavar="MEASURE", help="skip a slow measure")
     options.add_argument("--results", type=Path, default=RESULTS)
     chosen = options.parse_args()
     on = benchmark_networks(chosen.folder, chosen.networks, None)

@@ -159,8 +159,8 @@ def mutants(source: str, file: str) -> Iterator[Mutant]:
 def sample(root: Path, room: str, size: int, seed: int) -> list[Mutant]:
     """`size` mutants of a room, in the order of the files.
 
-    The rank of a mutant in the draw is a hash of the seed and its change, so an edit elsewhere in the room does not change
-    the sample.
+    The rank of a mutant in the draw is a hash of the seed and its change, so an edit elsewhere in the room keeps the
+    sample.
     """
     folder = root / "src" / "intertwine" / room
     every = [

@@ -1,12 +1,12 @@
-"""Walking through intertwine as an attacker, and as bad luck: hostile files, full disks, killed processes, odd models.
+"""Reliability trials: hostile files, full disks, killed processes, odd models.
 
     python bench/reliability.py                      # everything, some minutes on two cores
-    python bench/reliability.py --only code,disk     # the trials whose names begin so
-    python bench/reliability.py --times 1000         # so often where chance is involved
-    python bench/reliability.py --page               # docs/reliability.md again from the results at hand
+    python bench/reliability.py --only code,disk     # the trials whose names begin with these
+    python bench/reliability.py --times 1000         # number of turns of random trials
+    python bench/reliability.py --page               # docs/reliability.md from the stored results
 
-Results are kept in bench/results/reliability.json as soon as a trial has ended, and docs/reliability.md is written
-from that file alone. The exit code is 1 where something did not go well.
+The result of each trial is stored in bench/results/reliability.json, and docs/reliability.md is written from that file.
+The exit code is 1 if a trial went badly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reliability_trial import Trial, tried
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "reliability.json"
 PAGE = ROOT / "docs" / "reliability.md"
-#: What most trials import, before they are forked: one that gives up its rights may not read packages any more.
+#: Imported before trials are forked: a trial that drops its privileges may not read packages.
 LOADED = ("torch.export", "sympy", "rich.progress", "rich.live", "colorsys", "intertwine.cli.inspect")
 PREFACE = """\
 # Reliability
@@ -48,13 +48,13 @@ one; where a checksum is kept, as by zoos and elements, it is told.
 
 
 def trials() -> Iterator[Trial]:
-    """All of them, in the order of the page."""
+    """All trials, in the order of the page."""
     for module in (reliability_checkpoints, reliability_files, reliability_models, reliability_luck):
         yield from module.trials()
 
 
 def begins(name: str, starts: Sequence[str]) -> bool:
-    """Whether a trial was asked for.
+    """Whether a trial is selected.
 
     >>> begins("cut-zip", ["cut"]), begins("cut-zip", []), begins("cut-zip", ["flip"])
     (True, True, False)
@@ -63,12 +63,12 @@ def begins(name: str, starts: Sequence[str]) -> bool:
 
 
 def kept() -> dict[str, Any]:
-    """The results at hand."""
+    """The stored results."""
     return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rows": []}
 
 
 def keep(row: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Put the row of a trial where it belongs; rows of trials that are no more are left out."""
+    """Store the row of a trial; rows of former trials are removed."""
     results = kept()
     rows = {one["name"]: one for one in [*results["rows"], {**row, "made": header()}]}
     results = {"rows": [rows[name] for name in names if name in rows]}
@@ -110,7 +110,7 @@ def _row(row: Mapping[str, Any]) -> str:
 
 
 def _quoted(said: str) -> str:
-    """A message as a whole sentence or two; longer ones are cut where a sentence ends."""
+    """The first one or two sentences of a message."""
     if len(said) <= 160:
         return said
     whole = said[:160].rpartition(". ")[0]
@@ -125,20 +125,20 @@ def _plain(text: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be asked."""
+    """The command line."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--only", metavar="NAME,…", default="", help="trials whose names begin so")
-    asked.add_argument("--times", metavar="N", type=int, help="turns of each trial where chance is involved")
-    asked.add_argument("--page", action="store_true", help="write docs/reliability.md and try nothing")
+    asked.add_argument("--only", metavar="NAME,…", default="", help="trials whose names begin with these")
+    asked.add_argument("--times", metavar="N", type=int, help="turns of each random trial")
+    asked.add_argument("--page", action="store_true", help="write docs/reliability.md and run nothing")
     return asked
 
 
 def main() -> int:
-    """Try everything asked for, keep what happened, write the page."""
+    """Run the selected trials, store the results, write the page."""
     asked = parser().parse_args()
     good = True
     if not asked.page:
-        torch.set_num_threads(1)  # threads do not live on in a fork, which would wait for them for ever
+        torch.set_num_threads(1)  # threads do not survive a fork, which would wait for them for ever
         for name in LOADED:
             import_module(name)
         every = list(trials())

@@ -1,7 +1,7 @@
-"""Trials with checkpoints that somebody else made: files that would run code, files that lie, files that broke.
+"""Trials with foreign checkpoints: files that would run code, files with wrong headers, damaged files.
 
-The network that they are loaded into has one hidden layer of five units. A marker file is what hostile code would
-write; it must not be there afterwards, whatever else happens.
+They are loaded into a network with one hidden layer of five units. Hostile code would write a marker file, which must
+never exist afterwards.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def weights() -> dict[str, Tensor]:
 
 
 def net(place: Path) -> str:
-    """The file of the network, and how the command line names it."""
+    """The file of the network, and its name on the command line."""
     file = place / "net.py"
     file.write_text(NET, encoding="utf-8")
     return f"{file}:net"
@@ -57,7 +57,7 @@ def inspected(place: Path, file: Path) -> Ended:
 
 
 def loaded(place: Path, file: Path) -> Ended:
-    """The same without the symmetry, for trials by the hundred."""
+    """The same without the symmetry, for hundreds of turns."""
     from intertwine.checkpoints import load
 
     def work() -> None:
@@ -72,7 +72,7 @@ def loaded(place: Path, file: Path) -> Ended:
 
 
 class Runs:
-    """What calls a function when it is unpickled."""
+    """An object that calls a function when it is unpickled."""
 
     def __init__(self, call: Callable[..., Any], *args: Any) -> None:
         self.call, self.args = call, args
@@ -82,7 +82,7 @@ class Runs:
 
 
 def hostile(marker: Path) -> list[Any]:
-    """Objects that write a file when they are unpickled, alone and inside what looks like a checkpoint."""
+    """Objects that write a file when they are unpickled, alone and inside a plausible checkpoint."""
     code = f"open({str(marker)!r}, 'w').close()"
     ways = [
         Runs(os.system, f"touch '{marker}'"),
@@ -149,9 +149,9 @@ def lying() -> Iterator[bytes]:
     ]  # fmt: skip
     for entry in entries:
         yield _header({"0.weight": entry}, bytes(60))
-    yield _header({"0.weight": _entry([5, 3], 0, 60), "0.bias": _entry([5], 40, 60)}, bytes(60))  # they overlap
+    yield _header({"0.weight": _entry([5, 3], 0, 60), "0.bias": _entry([5], 40, 60)}, bytes(60))  # overlapping
     yield _header({"0.weight": _entry([5, 3], 0, 60), "0.bias": _entry([5], 80, 100)}, bytes(100))  # a gap
-    yield _header(good, bytes(10_000))  # more than it says
+    yield _header(good, bytes(10_000))  # longer than declared
     yield _header(good | {"__metadata__": {"a": 1}}, bytes(80))
     yield _header({name: _entry([1], 4 * i, 4 * i + 4) for i, name in enumerate(["", "\0", "../../etc"])}, bytes(12))
 
@@ -194,7 +194,7 @@ def _place(make: Callable[[Path], object], suffix: str) -> Variant:
 
 def _unreadable(suffix: str) -> Variant:
     def variant(place: Path) -> Outcome:
-        """As nobody, where the programme runs as root: root may read everything."""
+        """As the user nobody if the program runs as root, who may read everything."""
         file = place / f"weights{suffix}"
         save_file(weights(), file) if suffix == ".safetensors" else torch.save(weights(), file)
         name = net(place)
@@ -252,7 +252,7 @@ def _not_finite() -> list[Variant]:
 
 
 def _bombs() -> list[Variant]:
-    """Zip files that would unpack to more than the memory of the machine; the first entry of each name is replaced."""
+    """Zip files that would unpack to more than the memory of the machine, with replaced first entries."""
 
     def bomb(place: Path, name: str) -> Outcome:
         file = place / "weights.pt"
@@ -270,7 +270,7 @@ def _bombs() -> list[Variant]:
 
 
 def _write_bomb(packed: zipfile.ZipFile, entry: str, gigabytes: int) -> None:
-    """An entry of zeros, a thousandth of its size: one packed piece, written again and again."""
+    """An entry of zeros that is compressed a thousandfold: one packed block, repeated."""
     packer, piece = zlib.compressobj(9, zlib.DEFLATED, -15), bytes(2**24)
     once = packer.compress(piece) + packer.flush(zlib.Z_FULL_FLUSH)
     about = zipfile.ZipInfo(entry)
@@ -316,7 +316,7 @@ def _forms() -> dict[str, bytes]:
 
 
 def trials() -> Iterator[Trial]:
-    """Everything that is tried with checkpoints."""
+    """All trials with checkpoints."""
     codes = (
         "pickles that call os.system, eval, exec, open or getattr(os, …) when they are read: alone, as one entry of "
         "a state dict, nested in it; as zip, as legacy file, as plain pickle, and named .safetensors"

@@ -1,5 +1,6 @@
-"""Trials with files that intertwine itself wrote and that are no longer what they were: elements, zoos, plans, studies,
-folded networks, results of experiments. Each is made once by the real thing, then a copy of it is spoilt."""
+"""Trials with damaged files of intertwine: elements, zoos, plans, studies, folded networks, results of experiments.
+
+Each file is written once by intertwine, then a copy of it is damaged."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 TOPIC = "Files of its own"
-#: What is put in the place of a value in JSON or TOML.
+#: Replacements of a value in JSON or TOML.
 ODD: tuple[Any, ...] = (None, -1, 1.5, "x", [], {}, True, [[]], {"x": 1})
 
 
-_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # they go with this process
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # deleted when this process ends
 
 
 @functools.cache
@@ -30,7 +31,7 @@ def made() -> Path:
     """One of each kind of file, in a folder: `zoo`, `study`, `element.safetensors`, `folded`."""
     _FOLDERS.append(tempfile.TemporaryDirectory(prefix="made-"))
     place = Path(_FOLDERS[-1].name)
-    ended = forked(lambda: _make(place))  # polars may not be loaded here: its threads do not live on in a fork
+    ended = forked(lambda: _make(place))  # polars must not be loaded here: its threads do not survive a fork
     assert ended.code == 0, ended.err
     return place
 
@@ -56,13 +57,13 @@ def plan(zoo: Path) -> dict[str, Any]:
 
 
 def copied(place: Path, name: str) -> Path:
-    """A copy of one of the things above, to spoil."""
+    """A copy of one of the files, to damage."""
     source, target = made() / name, place / name
     return Path(shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target))
 
 
 def spoilt(content: bytes, chance: random.Random) -> bytes:
-    """A file after an accident: cut short, a bit turned over, a stretch of zeros, or something else altogether."""
+    """A damaged file: truncated, with a flipped bit or a block of zeros, or with other contents."""
     at = chance.randrange(len(content))
     way = chance.randrange(4)
     if way == 0:
@@ -78,7 +79,7 @@ def spoilt(content: bytes, chance: random.Random) -> bytes:
 
 
 def _element(place: Path, spoil: Callable[[Path], object]) -> Outcome:
-    """Load an element and act with it: it is refused, or it is an element of the group (the function stays)."""
+    """Load an element and act with it: it is refused, or it is an element of the group and keeps the function."""
     import intertwine as it
 
     file = copied(place, "element.safetensors")
@@ -99,7 +100,7 @@ def _element_bytes(place: Path, turn: int) -> Outcome:
 
 
 def _element_contents() -> list[Variant]:
-    """Elements that are well-formed files and no elements of the group."""
+    """Well-formed files that are not elements of the group."""
 
     def rewritten(change: Callable[[dict[str, Any], dict[str, Any]], object]) -> Callable[[Path], None]:
         def spoil(file: Path) -> None:
@@ -240,7 +241,7 @@ def _plan_values() -> list[Variant]:
 
 
 def _ran(study: Any) -> None:
-    """A study that ran and whose tasks all went well; tasks that failed are told one by one, which is good too."""
+    """A finished study without failed tasks; a study that reports its failed tasks is good too."""
     assert study.tasks == study.run
 
 
@@ -274,7 +275,7 @@ def _plan_texts() -> list[Variant]:
 
 
 def _study_folder(place: Path, spoil: Callable[[Path], object]) -> Outcome:
-    """Spoil a finished study, then read it as a report and go on with it."""
+    """Damage a finished study, then write its report and resume it."""
     study = copied(place, "study")
     spoil(study)
     file = place / "plan.json"
@@ -330,7 +331,7 @@ def _edited_plan(study: Path) -> None:
 
 
 def _other_columns(study: Path) -> None:
-    """In a child, as in `made`."""
+    """In a child process, as in `made`."""
 
     def work() -> None:
         import polars as pl
@@ -364,7 +365,7 @@ def _result(place: Path, turn: int) -> Outcome:
 
 
 def trials() -> Iterator[Trial]:
-    """Everything that is tried with spoilt files."""
+    """All trials with damaged files."""
     accident = "cut short, one bit turned over, a stretch of zeros, or noise instead"
     yield each(
         TOPIC,

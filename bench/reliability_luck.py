@@ -1,8 +1,8 @@
-"""Trials of bad luck: a disk that fills up, processes that are killed, and two processes on one output.
+"""Trials of bad luck: a full disk, killed processes, and two processes with one output.
 
-What was disturbed is given again, as a user would, and its result is compared with that of a run nobody disturbed:
-weights byte for byte, rows of a study as sets. Disks are tmpfs mounts with room for a part of the output, which only
-root may make; elsewhere a limit on the size of files (RLIMIT_FSIZE) stands for them.
+A disturbed command is repeated, and its result is compared with that of an undisturbed run: weights byte for byte, rows
+of a study as sets. Disks are tmpfs mounts with room for a part of the output, which need root; otherwise a limit on
+file sizes (RLIMIT_FSIZE) replaces them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ repeats = 10
 
 @dataclass(frozen=True)
 class Job:
-    """A command that writes something, and how its result is read.
+    """A command that writes files.
 
-    `words`: of the command line, for an output. `result`: what is to be the same after every run.
+    `words`: of the command line, for an output. `result`: reads what must be the same after every run.
     """
 
     name: str
@@ -60,9 +60,10 @@ def _weights(out: Path) -> object:
 
 
 def _rows(out: Path) -> object:
-    """Read in a child: polars keeps threads, which do not live on in a fork."""
+    """Read in a child process, because the threads of polars do not survive a fork."""
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import study_kills; from intertwine.lab.study.store import Store; "
+        "import sys; sys.path.insert(0, sys.argv[1]); import study_kills; "
+        "from intertwine.lab.study.store import Store; "
         "print(sorted(study_kills.by_task(Store.existing(sys.argv[2]).frame()).items()))"
     )
     bench = str(Path(__file__).parent)
@@ -75,7 +76,7 @@ def _bytes(out: Path, *names: str) -> object:
 
 
 def jobs() -> dict[str, Job]:
-    """What is disturbed. Training saves its state after every epoch."""
+    """The disturbed commands; training saves its state after every epoch."""
     zoo = made() / "zoo"
     plan = zoo.parent / "luck.toml"
     plan.write_text(PLAN.format(zoo=json.dumps(str(zoo))), encoding="utf-8")
@@ -102,7 +103,7 @@ def jobs() -> dict[str, Job]:
 
 @functools.cache
 def undisturbed(name: str) -> tuple[object, float, int]:
-    """The result of a job in peace, the seconds that it took, and the bytes that it left."""
+    """The result, seconds and bytes of an undisturbed run."""
     with tempfile.TemporaryDirectory() as folder:
         job, start = jobs()[name], time.perf_counter()
         ended = started(*job.words(Path(folder)))
@@ -112,7 +113,7 @@ def undisturbed(name: str) -> tuple[object, float, int]:
 
 
 def resumed(job: Job, out: Path, said: str) -> Outcome:
-    """Give the command again; the result must be that of an undisturbed run, and nothing unfinished may lie about."""
+    """Repeat the command; the result must be that of an undisturbed run, without unfinished files."""
     ended = started(*job.words(out))
     if ended.code != 0:
         return Outcome("could not go on", False, judged(ended).said)
@@ -126,7 +127,7 @@ def resumed(job: Job, out: Path, said: str) -> Outcome:
 
 @contextmanager
 def small_disk(place: Path, size: int) -> Iterator[None]:
-    """A file system with so many bytes of room, or nothing where only limits are to be had."""
+    """A file system of limited size; None if only file limits are available."""
     place.mkdir()
     mounted = os.geteuid() == 0 and _mount("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place))
     try:
@@ -160,7 +161,7 @@ def _full(name: str, place: Path, turn: int) -> Outcome:
 
 
 def _finals(out: Path) -> list[Path]:
-    """Files under the names that they are to have."""
+    """Files under their final names."""
     return [path for path in out.rglob("*") if path.is_file() and not path.name.startswith(".")]
 
 
@@ -182,7 +183,7 @@ def _half(path: Path) -> bool:
 
 
 def _killed(name: str, place: Path, turn: int) -> Outcome:
-    """SIGKILL to the command, or to one of its workers, at random moments of the time an undisturbed run takes."""
+    """SIGKILL to the command or one of its workers, at random times within the duration of an undisturbed run."""
     job, chance = jobs()[name], dice(f"kill {name}", turn)
     seconds = undisturbed(name)[1]
     kills = 0
@@ -196,7 +197,7 @@ def _killed(name: str, place: Path, turn: int) -> Outcome:
 
 
 def _kill_once(job: Job, place: Path, chance: random.Random, seconds: float) -> bool:
-    """Whether somebody was killed. The first 40% of the time are imports, and are killed more rarely."""
+    """Whether a process was killed. The first 40% of the time are imports, with fewer kills."""
     process = subprocess.Popen(line(*job.words(place)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         process.wait(seconds * chance.uniform(0.3, 1.0))
@@ -214,7 +215,7 @@ def _kill_once(job: Job, place: Path, chance: random.Random, seconds: float) -> 
 
 
 def _both(name: str, place: Path, turn: int) -> Outcome:
-    """Two of the same command at once: each ends well or is told that the other one writes there."""
+    """The same command twice in parallel: each succeeds, or reports that the other one writes there."""
     job = jobs()[name]
     running = [
         subprocess.Popen(line(*job.words(place)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -254,7 +255,7 @@ def _reproduced(place: Path, turn: int) -> Outcome:
 
 
 def trials() -> Iterator[Trial]:
-    """Everything that is tried with bad luck."""
+    """All trials of bad luck."""
     short = {"zoo train": "train", "study run": "study", "report": "report", "align --out": "align"}
     for name, word in short.items():
         what = f"`{name}` on a disk with room for 5 to 95 % of it; then there is more, and the same command again"

@@ -1,7 +1,7 @@
 """Trials with odd models and odd inputs, through every verb of the Python interface.
 
-Good is: a refusal of intertwine's own that says why; the model's own error, untouched; or an answer that holds (finite
-numbers, or a named reason why there is none). The model given must be as it was afterwards, whatever happened.
+Good outcomes are an error of intertwine with a reason, the unchanged error of the model, or a valid result (finite
+numbers, or a named reason for their absence). The model must never be changed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TOPIC = "Models and inputs"
 
 
 class OwnError(Exception):
-    """What the user's model raises."""
+    """The error of a user's model."""
 
 
 class Net(nn.Module):
-    """Two layers, and something that happens between them."""
+    """Two layers with a function between them."""
 
     def __init__(self, between: Callable[[Net, Tensor], Any] = lambda net, hidden: hidden) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Mutating(Net):
 
 
 class Lazy(nn.Sequential):
-    """Parameters without a shape yet."""
+    """Uninitialised parameters."""
 
     def __init__(self) -> None:
         super().__init__(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(2))
@@ -79,7 +79,7 @@ def _with(value: float, name: str = "a.weight") -> Net:
     return net
 
 
-#: What is tried → how to make it.
+#: Name → factory of a model.
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "whose forward raises": lambda: Net(_raise),
     "whose forward raises the second time": lambda: Net(_raise_later),
@@ -125,7 +125,7 @@ def _weights(model: nn.Module) -> list[float]:
     return [value for t in model.state_dict().values() for value in _values(t)]
 
 
-#: Verb → a call of it on a model a, a model b and inputs; what it gives is a tree of numbers.
+#: Verb → a call of it on a model a, a model b and inputs that returns a tree of numbers.
 VERBS: dict[str, Callable[[Any, nn.Module, nn.Module, Tensor], Any]] = {
     "symmetry": lambda it, a, b, x: it.symmetry(a, x).certify(a, x).max_error,
     "canonicalize": lambda it, a, b, x: _weights(it.canonicalize(a, x).model),
@@ -139,7 +139,7 @@ VERBS: dict[str, Callable[[Any, nn.Module, nn.Module, Tensor], Any]] = {
     "fold": lambda it, a, b, x: _weights(it.fold(a, x, beta=0.2).model),
     "features": lambda it, a, b, x: [f["relu"].shape for f in it.features(a, batches(x), ["relu"])] and None,
 }
-#: Inputs that no model should be asked about.
+#: Invalid inputs.
 INPUTS: dict[str, Callable[[], Tensor]] = {
     "of another width": lambda: torch.randn(24, 4),
     "without samples": lambda: torch.randn(0, 3),
@@ -153,7 +153,7 @@ INPUTS: dict[str, Callable[[], Tensor]] = {
 
 
 def _tried(verb: str, make: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Outcome:
-    """Call a verb in a child process; what it gives must hold, and the model must stay as it was."""
+    """Call a verb in a child process; the result must be valid, and the model unchanged."""
     import intertwine as it
 
     def work() -> str:
@@ -177,7 +177,7 @@ def _tried(verb: str, make: Callable[[], nn.Module], inputs: Callable[[], Tensor
 
 
 def _of_the_model(error: Exception) -> bool:
-    """Whether it came out of the forward that the user wrote."""
+    """Whether the error comes from the user's forward."""
     return Net.forward.__code__ in [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
@@ -233,7 +233,7 @@ def _measures() -> list[Variant]:
 
 
 def trials() -> Iterator[Trial]:
-    """Everything that is tried with models and inputs."""
+    """All trials with models and inputs."""
     for name, make in MODELS.items():
         own = {name: make}
         call = lambda verb, model: _tried(verb, model, rows)  # noqa: E731

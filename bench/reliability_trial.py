@@ -1,8 +1,8 @@
-"""What a trial of reliability is: something hostile or unlucky done for real, how often, and how it is judged.
+"""A reliability trial: what it does, how often, and how its outcome is judged.
 
-A trial runs in a process of its own, so that code which breaks the interpreter breaks that process and no other. Most
-are forked from this one, behind its imports: they take tens of milliseconds, and run the same `main` as the command.
-Trials of signals, full disks and several processes start `python -m intertwine.cli`.
+A trial runs in a separate process, which may crash. Most are forked from this process after its imports: they take tens
+of milliseconds and run the same `main` as the command. Trials of signals, full disks and several processes start
+`python -m intertwine.cli`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: The exit code of what was refused with a message, as the help of every command says.
+#: The exit code of an error with a message, as in the help of every command.
 REFUSED = 2
-#: Seconds after which a trial is given up: nothing that is tried takes so long when it is well.
+#: Timeout of a trial in seconds.
 LIMIT = 120.0
-#: So much is kept of what was said.
+#: Stored characters of a message.
 MOST = 200
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened in one turn, in few words; whether that is good; and the first line that was said."""
+    """The outcome of one turn: its kind, whether it is good, and the first line of the message."""
 
     kind: str
     good: bool
@@ -42,9 +42,9 @@ class Trial:
     """One row of the page.
 
     Attributes:
-        topic: the table that it stands in. name: for `--only`. what: was tried, in words.
-        turn: does it once, in an empty folder, and is told which turn it is. times: how often by default.
-        chance: whether chance is involved, so that more turns say more.
+        topic: its table on the page. name: for `--only`. what: the trial in words.
+        turn: runs it once, in an empty folder, with the number of the turn. times: default number of turns.
+        chance: whether it is random, so that more turns find more.
     """
 
     topic: str
@@ -59,12 +59,12 @@ Variant = Callable[[Path], Outcome]
 
 
 def each(topic: str, name: str, what: str, variants: Sequence[Variant]) -> Trial:
-    """A trial whose turns are these, one after the other."""
+    """A trial with these turns."""
     return Trial(topic, name, what, lambda place, i: variants[i](place), len(variants))
 
 
 def dice(trial: str, turn: int) -> random.Random:
-    """The random numbers of a turn, the same at every run."""
+    """The random numbers of a turn, the same in every run."""
     return random.Random(f"{trial} {turn}")
 
 
@@ -73,7 +73,7 @@ def dice(trial: str, turn: int) -> random.Random:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code (minus the signal that killed it) and what it said."""
+    """How a process ended: its exit code (minus the signal that killed it) and output."""
 
     code: int
     out: str
@@ -81,7 +81,7 @@ class Ended:
 
 
 def forked(work: Callable[[], object], limit: float = LIMIT) -> Ended:
-    """Do something in a child process. What it returns is its output; errors are told as the command line tells them.
+    """Call a function in a child process. Its result is the output; errors are reported as on the command line.
 
     >>> forked(lambda: "well").out, forked(lambda: 1 / 0).code
     ('well', 1)
@@ -97,13 +97,13 @@ def forked(work: Callable[[], object], limit: float = LIMIT) -> Ended:
 
 
 def _in_child(work: Callable[[], object], out: Path, err: Path) -> None:
-    """Run, and leave without whatever the parent has registered for its own end."""
+    """Run and return the exit code, without the exit handlers of the parent."""
     for number, path in ((1, out), (2, err)):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(handle, number)
     code = 1
     try:
-        code = _told(work)
+        code = _exit_code(work)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:  # noqa: BLE001 - whatever a trial raises is its outcome
@@ -114,7 +114,7 @@ def _in_child(work: Callable[[], object], out: Path, err: Path) -> None:
         os._exit(code)
 
 
-def _told(work: Callable[[], object]) -> int:
+def _exit_code(work: Callable[[], object]) -> int:
     from intertwine.errors import IntertwineError
 
     try:
@@ -145,7 +145,7 @@ def command(*words: object) -> Ended:
 
 
 def line(*words: object) -> list[str]:
-    """The same command line for a process of its own."""
+    """The same command line for a separate process."""
     return [sys.executable, "-m", "intertwine.cli", *map(str, words)]
 
 
@@ -159,7 +159,7 @@ def started(*words: object, **options: Any) -> Ended:
 
 
 def judged(ended: Ended, done: str | None = None) -> Outcome:
-    """A refusal with a message is good; so is an end without one where `done` says what that means.
+    """An error with a message is good; so is success if `done` names it.
 
     >>> judged(Ended(2, "", "intertwine: no.")).good, judged(Ended(0, "", "")).good, judged(Ended(-11, "", "")).kind
     (True, False, 'crashed (signal 11)')
@@ -177,13 +177,13 @@ def judged(ended: Ended, done: str | None = None) -> Outcome:
 
 
 def first_line(text: str) -> str:
-    """What the command said first, without its name."""
+    """The first line of the message, without the name of the command."""
     lines = [one.partition("intertwine: ")[2] for one in text.splitlines() if "intertwine: " in one]
     return (lines or text.strip().splitlines() or [""])[0][:MOST]
 
 
 def tried(trial: Trial, times: int | None) -> dict[str, Any]:
-    """All turns of a trial, as the row that is kept."""
+    """All turns of a trial, as the stored row."""
     turns = times if times is not None and trial.chance else trial.times
     outcomes = []
     for turn in range(turns):
@@ -194,7 +194,7 @@ def tried(trial: Trial, times: int | None) -> dict[str, Any]:
 
 
 def summed(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Turns put together: how often which, one example of what was said for each, and whether all were good."""
+    """Turns in total: the count and an example message of each outcome, and the number of bad ones."""
     happened = Counter(one.kind for one in outcomes)
     said: Mapping[str, str] = {one.kind: one.said for one in reversed(outcomes) if one.said}
     bad = [f"{one.kind}: {one.said}" for one in outcomes if not one.good]
@@ -205,5 +205,5 @@ def summed(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _without(outcome: Outcome, place: Path) -> Outcome:
-    """Without the name of the folder, which is another one every time."""
+    """Without the name of the temporary folder."""
     return Outcome(outcome.kind, outcome.good, outcome.said.replace(f"{place}/", "").replace(str(place), "the folder"))

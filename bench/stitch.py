@@ -1,15 +1,15 @@
-"""Stitching, measured: direct fits beside two forward passes, a whole figure in one run, G_ReLU direct and trained.
+"""Benchmarks of stitching: direct fits against two forward passes, a figure in one run, G_ReLU direct and trained.
 
-    python bench/stitch.py direct                      # all layers of a ResNet-18 pair in one pass, beside the forwards
+    python bench/stitch.py direct                      # all layers of a ResNet-18 pair in one pass, and the forwards
     python bench/stitch.py column --zoo zoos/myrtle    # 4 layers × 5 families of a Myrtle pair, 20 epochs (one GPU)
     python bench/stitch.py relu --zoo zoos/myrtle      # G_ReLU: direct, trained as printed, trained by us (one GPU)
     python bench/stitch.py tiny10                      # least squares and task loss on the published Tiny-10 networks
-    python bench/stitch.py cka                         # their CKA, positions or whole images as samples
+    python bench/stitch.py cka                         # their CKA, with positions or images as samples
     python bench/stitch.py moved                       # theorem 4.2: a network and its moved copy, every architecture
-    python bench/stitch.py page                        # the tables of everything measured so far
+    python bench/stitch.py page                        # the tables of all results
 
-Zoos are made by `intertwine zoo train myrtle --recipe godfrey --seeds 0:8 --out zoos/myrtle`. Results are kept in
-bench/results/stitch.json. Data is found through INTERTWINE_DATA.
+Zoos are made by `intertwine zoo train myrtle --recipe godfrey --seeds 0:8 --out zoos/myrtle`. Results are stored in
+bench/results/stitch.json. Data is read from INTERTWINE_DATA.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from intertwine.stitch.fitting import moments_of
 from intertwine.stitch.scores import feature_similarities
 from intertwine.stitch.split import SplitPair
 
-#: Mean and deviation of the pixels, as the published Tiny-10 networks were fed.
+#: The normalisation of the published Tiny-10 networks.
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Tanh)
 COLUMN = ("linear", "lowrank:1", "lowrank:2", "lowrank:4", "relu:birkhoff")
 
 
 def device_name(device: str) -> str:
-    """As it is written into results."""
+    """The name of the device in results."""
     return torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU cores"
 
 
@@ -59,7 +59,7 @@ def shown(doing: str, part: float) -> None:
 
 
 def measure_direct(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Moments and direct fits of all ReLUs of an untrained ResNet-18 pair, and the two forwards of the same images."""
+    """Moments and direct fits of all ReLUs of an untrained ResNet-18 pair, and two forward passes of its images."""
     torch.manual_seed(0)
     a, b = build("resnet18").eval(), build("resnet18").eval()
     data = it.zoo.data("cifar10").subset(options.images, 1).batches("train", options.batch)
@@ -90,7 +90,7 @@ def measure_direct(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _pair(options: argparse.Namespace, first: int) -> tuple[nn.Module, nn.Module, Any, Any, Any]:
-    """Two networks of a zoo, augmented training batches, still ones, and the test batches."""
+    """Two networks of a zoo, augmented and plain training batches, and test batches."""
     zoo = it.zoo.load(options.zoo)
     data = zoo.dataset()
     if options.train:
@@ -105,7 +105,7 @@ def _pair(options: argparse.Namespace, first: int) -> tuple[nn.Module, nn.Module
 
 
 def measure_column(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A column of figure 1: every ReLU of one pair, five families, in one run, as the paper trains them."""
+    """A column of figure 1: every ReLU of one pair with five families in one run, trained as in the paper."""
     a, b, augmented, still, test = _pair(options, 0)
     start = time.perf_counter()
     found = it.stitches(
@@ -148,7 +148,7 @@ def _row(part: str, options: argparse.Namespace, one: Any) -> dict[str, Any]:
 
 
 def measure_tiny10(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Figure 2 of paper 1 on its own networks: least squares and task loss before every ReLU."""
+    """Figure 2 of Csiszárik et al. (2021) on their networks: least squares and task loss before every ReLU."""
     networks, data = _published(options)
     for first in range(2 * options.first, 2 * options.pairs, 2):
         found = it.stitches(
@@ -163,7 +163,7 @@ def measure_tiny10(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def measure_cka(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Row 001-C26: CKA of transformed and own features, on both sides of every ReLU, positions or images as samples."""
+    """CKA of transformed and original features (Csiszárik et al. 2021), on both sides of every ReLU."""
     networks, data = _published(options)
     for first in range(0, 2 * options.pairs, 2):
         for side in ("bn", "relu"):
@@ -177,7 +177,7 @@ def measure_cka(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _published(options: argparse.Namespace) -> tuple[list[nn.Module], Any]:
-    """The Tiny-10 networks that their authors published, and CIFAR-10 as these were fed."""
+    """The published Tiny-10 networks, and CIFAR-10 with their normalisation."""
     published = PublishedNetworks("tiny10")
     networks = [published.seed(seed).to(options.device) for seed in list(published.files)[: 2 * options.pairs]]
     return networks, published.normalised(it.zoo.data("cifar10")).subset(options.train, options.test).to(options.device)
@@ -186,7 +186,7 @@ def _published(options: argparse.Namespace) -> tuple[list[nn.Module], Any]:
 def _cka(one: Any, data: Any, *, images: bool = False) -> float:
     """Linear CKA of the transformed features of the front and the features of the back, on the first test batch.
 
-    Every position of an image is a sample; or every image, with all channels at all positions as its features.
+    Samples are positions of images, or whole images with all channels and positions as features.
     """
     split, point = one.model.split, one.model.index
     call = (next(iter(data.batches("test", 500)))[0],), {}
@@ -201,7 +201,7 @@ def _cka(one: Any, data: Any, *, images: bool = False) -> float:
 
 
 def measure_moved(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Every architecture of the zoo, stitched to a copy of itself that was moved by a random element, in float64."""
+    """Every architecture of the zoo, stitched to a copy that is moved by a random element, in float64."""
     for name in options.architectures.split(",") if options.architectures else architectures():
         torch.manual_seed(0)
         model, example = build(name).double().eval(), architecture(name).example()
@@ -216,7 +216,7 @@ def measure_moved(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 found = it.stitches(moved, model, paths, family, fit="direct", data=data, skip=skip)
                 for one in found:
                     if skip is not None and one.point.skip == "none":
-                        continue  # nothing goes around it, so there was nothing to choose
+                        continue  # no skip connection at the stitch, so there is no choice
                     with torch.no_grad():
                         gap = float((one.model(inputs) - own).abs().max() / own.abs().max())
                     yield {
@@ -226,7 +226,7 @@ def measure_moved(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _cuts(model: nn.Module) -> dict[Any, list[str]]:
-    """Family → places: every activation with its own group, and the ends of transformer blocks, which are permuted."""
+    """Family → stitch points: every activation with its group, and the ends of transformer blocks."""
     found: dict[Any, list[str]] = {}
     for path, module in model.named_modules():
         if isinstance(module, ACTIVATIONS):
@@ -237,7 +237,7 @@ def _cuts(model: nn.Module) -> dict[Any, list[str]]:
 
 
 def _inputs(example: Any, samples: int) -> Any:
-    """Random inputs like the example: numbers, or words below the largest of it."""
+    """Random inputs like the example: numbers, or token ids up to its largest."""
     shape = (samples, *example.shape[1:])
     chance = torch.Generator().manual_seed(0)
     if example.is_floating_point():
@@ -246,7 +246,7 @@ def _inputs(example: Any, samples: int) -> Any:
 
 
 def keep(results: Path, rows: list[dict[str, Any]]) -> None:
-    """Put rows into the file, in place of those of the same thing."""
+    """Store rows in the file, in place of those with the same key."""
     same = ("part", "device", "architecture", "at", "family", "fit", "pair", "epochs", "skip")
     held = json.loads(results.read_text()) if results.exists() else {"rows": []}
     new = [[row.get(key) for key in same] for row in rows]
@@ -267,15 +267,15 @@ PARTS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parts and their options."""
+    """The command line."""
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("part", choices=[*PARTS, "page"])
-    top.add_argument("--results", type=Path, default=RESULTS, help="where rows are kept")
-    top.add_argument("--zoo", metavar="FOLDER", help="of the trained networks")
+    top.add_argument("--results", type=Path, default=RESULTS, help="the result file")
+    top.add_argument("--zoo", metavar="FOLDER", help="folder of the trained networks")
     top.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     top.add_argument("--images", type=int, default=10_000, help="of direct")
-    top.add_argument("--train", type=int, help="training images; all where not given")
-    top.add_argument("--test", type=int, help="test images; all where not given")
+    top.add_argument("--train", type=int, help="training images (default: all)")
+    top.add_argument("--test", type=int, help="test images (default: all)")
     top.add_argument("--batch", type=int, default=100)
     top.add_argument("--epochs", type=int, default=20)
     top.add_argument("--pairs", type=int, default=1)
@@ -288,7 +288,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Measure one part, keep its rows, print the tables."""
+    """Measure one part, store its rows, print the tables."""
     options = parser().parse_args()
     if options.part != "page":
         for row in PARTS[options.part](options):

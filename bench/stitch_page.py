@@ -1,4 +1,4 @@
-"""The tables of what bench/stitch.py measured, as they stand on docs/stitching.md."""
+"""The tables of bench/stitch.py for docs/stitching.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def page(rows: Sequence[Row]) -> str:
-    """All tables, one after another."""
+    """All tables."""
     parts: list[tuple[str, Callable[[list[Row]], Iterable[str]]]] = [
         ("direct", _direct), ("column", _column), ("relu", _relu), ("tiny10", _tiny10), ("cka", _cka),
         ("moved", _moved),

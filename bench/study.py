@@ -1,14 +1,14 @@
-"""Studies, measured: what a task costs, what two workers bring, a million rows, and studies that are killed.
+"""Benchmarks of studies: overhead of a task, speed-up of two workers, a million rows, and killed studies.
 
-    python bench/study.py                  # all of it, some twenty minutes
+    python bench/study.py                  # everything, about twenty minutes
     python bench/study.py overhead         # 1,000 tasks of 10 ms on every executor
-    python bench/study.py speedup          # two workers beside one: a loop, and a study of real verbs
+    python bench/study.py speedup          # two workers against one: a loop, and a study of real verbs
     python bench/study.py rows             # 1,000,000 rows written, read and aggregated
     python bench/study.py kills            # 50 kills of studies of 200 tasks, and a few under Ray
-    python bench/study.py page             # the table of everything measured so far
+    python bench/study.py page             # the table of all results
 
-Rows are kept in bench/results/study.json as soon as they are measured, in place of what was there of that part. Times
-want a machine with two cores and nothing else to do; `load` in the file says how busy it was.
+Rows are stored at once in bench/results/study.json and replace the earlier ones of that part. Times need an idle
+machine with two cores; `load` in the file is its load average.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from typing import Any
 
 from machine import header, write_results
 
-# torch, and all that brings it along, is imported inside functions: every worker process reads this file again, and the
-# time that takes would count as overhead.
+# torch is imported inside functions: every worker process imports this file, and its time would count as overhead.
 
 RESULTS = Path(__file__).parent / "results" / "study.json"
 PARTS = ("overhead", "speedup", "rows", "kills")
 
 
 def overhead(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What a task costs beyond itself."""
+    """The overhead of a task."""
     from study_executors import measure_overhead
 
     return measure_overhead()
 
 
 def speedup(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Two workers beside one."""
+    """Two workers against one."""
     import study_speedup
     from study_executors import measure_speedup
 
@@ -56,7 +55,7 @@ def rows(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def kills(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Killed studies beside an undisturbed one."""
+    """Killed studies against an undisturbed one."""
     import study_kills
 
     return study_kills.measure({"processes": asked.kills, "ray": asked.ray_kills}, asked.tasks, asked.seed)
@@ -66,7 +65,7 @@ def kills(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def judged(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with `ok`, and with its `ratio` to the floor where it has one.
+    """A row with `ok`, and with its `ratio` to the floor if it has one.
 
     >>> judged({"what": "two workers", "value": 1.9, "bar": 1.8, "at": "least", "floor": 2.0, "unit": "×"})["ok"]
     True
@@ -77,13 +76,13 @@ def judged(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def about(load: float) -> dict[str, Any]:
-    """What made a part, with the versions of what studies stand on. `load`: how busy the machine was before it."""
+    """The header of a part, with the versions of the packages of studies; `load` is the load average before it."""
     made = header(load)
     return made | {"version": made["version"] | {name: version(name) for name in ("polars", "ray", "numpy")}}
 
 
 def kept(results: Path, part: str, found: list[dict[str, Any]], made: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything measured so far, with a part of it measured anew, in the file too."""
+    """Store the rows of a part, and return all results."""
 
     held = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {"rows": [], "made": {}}
     others = [row for row in held["rows"] if row["part"] != part]
@@ -94,7 +93,7 @@ def kept(results: Path, part: str, found: list[dict[str, Any]], made: Mapping[st
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """The table of everything measured so far, and on what."""
+    """The table of all results, with the machine."""
     lines = ["| what | asked | measured | ratio to floor | good |", "|---|---|---|---|---|"]
     lines += [line(row) for row in results.get("rows", [])]
     lines += [told(row) for row in results.get("rows", []) if row["part"] == "kills"]
@@ -113,7 +112,7 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """What was killed, in words."""
+    """The kills of a row, in words."""
     who = " and ".join(f"{count} of a {name}" for name, count in sorted(row["kills"].items()))
     when = ", ".join(f"{count} while {name}" for name, count in sorted(row["while"].items()))
     wrong = ", ".join(f"{row[name]} {name}" for name in ("lost", "added", "changed", "twice"))
@@ -124,7 +123,7 @@ def told(row: Mapping[str, Any]) -> str:
 
 
 def _machines(made: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence for all parts that were measured on the same machine with the same versions."""
+    """One sentence for all parts with the same machine and versions."""
     parts: dict[str, list[str]] = {}
     for part, how in made.items():
         machine, of = how["machine"], how["version"]
@@ -141,7 +140,7 @@ def _machines(made: Mapping[str, Any]) -> Iterator[str]:
 
 
 def tasks_of(text: str) -> int:
-    """A number of tasks that the plan can be made of."""
+    """A number of tasks that the plan allows."""
     from study_plans import EACH
 
     if not text.isdigit() or int(text) < EACH or int(text) % EACH:
@@ -150,19 +149,19 @@ def tasks_of(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be asked for."""
+    """The command line."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("part", nargs="?", default="all", choices=(*PARTS, "all", "page"))
-    asked.add_argument("--kills", type=int, default=50, help="of studies on processes (default: %(default)s)")
-    asked.add_argument("--ray-kills", type=int, default=5, help="of studies on Ray (default: %(default)s)")
-    asked.add_argument("--tasks", type=tasks_of, default=200, help="of a study that is killed (default: %(default)s)")
-    asked.add_argument("--seed", type=int, default=0, help="of who is killed when (default: %(default)s)")
-    asked.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
+    asked.add_argument("--kills", type=int, default=50, help="kills of studies on processes (default: %(default)s)")
+    asked.add_argument("--ray-kills", type=int, default=5, help="kills of studies on Ray (default: %(default)s)")
+    asked.add_argument("--tasks", type=tasks_of, default=200, help="tasks of a killed study (default: %(default)s)")
+    asked.add_argument("--seed", type=int, default=0, help="seed of the kills (default: %(default)s)")
+    asked.add_argument("--out", type=Path, default=RESULTS, help="the result file")
     return asked
 
 
 def main() -> None:
-    """Measure, keep and print."""
+    """Measure, store and print."""
     asked = parser().parse_args()
     measures = {"overhead": overhead, "speedup": speedup, "rows": rows, "kills": kills}
     for part in PARTS if asked.part == "all" else [asked.part] if asked.part != "page" else []:

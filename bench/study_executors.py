@@ -1,10 +1,10 @@
-"""What executors cost: overhead per task, and how much faster two workers are than one in a loop that only computes.
+"""Costs of executors: overhead per task, and speed-up of two workers over one in a loop that only computes.
 
-Overhead: 1,000 tasks of 10 ms sleep each on one worker; what a task takes beyond its sleep as the same loop measures it
-without an executor, which is the floor. Of Ray, the first task is left out: starting it takes seconds. Speed-up: tasks
-that only compute, on two workers beside one, each in one thread, from the first outcome on, so that starting is left
-out here too. The speed-up needs two cores with nothing else to do: `two plain processes` is what the machine itself
-gives two processes with no executor, and `busy` is the share of their time that two workers spent inside tasks.
+Overhead: 1,000 tasks of 10 ms sleep each on one worker; the time of a task beyond its sleep, against the same loop
+without an executor, the floor. For Ray, the first task is left out, because starting takes seconds. Speed-up: tasks
+that only compute, on two workers against one, each with one thread, from the first outcome on. The speed-up needs two
+idle cores: `two plain processes` is the speed-up of two processes without an executor, and `busy` is the share of their
+time that two workers spend inside tasks.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ TASKS, SLEEP = 1000, 0.01
 
 
 def sleep(task: int, shared: Mapping[str, Any]) -> int:
-    """A task that only takes time."""
+    """A task that only sleeps."""
     time.sleep(shared["seconds"])
     return task
 
 
 def compute(task: int, shared: Mapping[str, Any]) -> float:
-    """A task that keeps a core busy; the seconds it took."""
+    """A task that keeps a core busy; returns its seconds."""
     start, total = time.perf_counter(), 0
     for number in range(shared["steps"]):
         total += number & 7
@@ -63,14 +63,14 @@ def measure_overhead(names: Sequence[str] = EXECUTORS) -> Iterator[dict[str, Any
 
 
 def steps_for(seconds: float) -> int:
-    """How many steps `compute` does in so much time here."""
+    """The number of steps of `compute` in a given time on this machine."""
     start = time.perf_counter()
     compute(0, {"steps": 2_000_000})
     return int(2_000_000 * seconds / (time.perf_counter() - start))
 
 
 def rate(name: str, workers: int, tasks: int, steps: int) -> tuple[float, float]:
-    """Tasks per second once every worker has finished one, and the share of that time that they spent inside tasks."""
+    """Tasks per second once every worker has finished one, and the share of that time inside tasks."""
     outcomes = executor(name, workers=workers, threads=1).run(range(tasks), compute, {"steps": steps})
     found = [(time.perf_counter(), outcome.result or 0.0) for outcome in outcomes]
     begin, later = found[workers - 1][0], found[workers:]
@@ -79,7 +79,7 @@ def rate(name: str, workers: int, tasks: int, steps: int) -> tuple[float, float]
 
 
 def speedup(name: str, floor: float, tasks: int = 60, seconds: float = 0.1, rounds: int = 3) -> dict[str, Any]:
-    """Two workers beside one, in turn, so that both meet the machine in the same mood; the middle of the rounds."""
+    """Two workers against one in alternating rounds, under equal load; the median of the rounds."""
     steps = steps_for(seconds)
     pairs = [(rate(name, 1, tasks, steps), rate(name, 2, tasks, steps)) for _ in range(rounds)]
     return {
@@ -90,7 +90,7 @@ def speedup(name: str, floor: float, tasks: int = 60, seconds: float = 0.1, roun
 
 
 def plain_speedup(seconds: float = 3.0) -> float:
-    """What the machine gives two processes that know nothing of each other, beside one: no executor does better."""
+    """The speed-up of two independent processes over one, an upper bound for executors."""
     steps = steps_for(seconds)
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from study_executors import compute; "
     code += f"print(compute(0, {{'steps': {steps}}}))"

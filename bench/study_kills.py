@@ -1,9 +1,9 @@
-"""A study that is killed again and again: its results must be those of one that was left in peace.
+"""Repeatedly killed studies: their results must be those of an undisturbed one.
 
-The command `intertwine study run` runs on two workers. At random moments SIGKILL goes to the driver or to one of its
-workers, by the toss of a coin. A driver that was killed is started again with the same command. A study that ends
-before all kills have happened is followed by another one, in a new folder, and the last one is let through. Then every
-table is compared with that of an undisturbed run, key by key and bit by bit.
+The command `intertwine study run` runs on two workers. At random times, SIGKILL goes to the driver or to one of its
+workers, with equal probability. A killed driver is restarted with the same command. A study that ends before all kills
+is followed by another one in a new folder, and the last one may finish. Then every table is compared with that of an
+undisturbed run, key by key and bit by bit.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 
 from study_plans import prepared
 
-#: Columns that say what a result cost and who made it, and differ from run to run.
+#: Columns on cost and origin of a result, which differ from run to run.
 COSTS = ("seconds", "peak_mib", "made_at", "git", "command")
-#: What a worker's command line has in it.
+#: A part of the command line of workers.
 WORKERS = {"processes": "--multiprocessing-fork", "ray": "ray::"}
-#: A kill comes so soon after the one before at the latest, in parts of the time of an undisturbed run.
+#: The longest time between two kills, as a share of the time of an undisturbed run.
 REACH = 0.2
-#: Runs in a row that end badly though nobody killed anything.
+#: Consecutive failures without a kill that end the benchmark.
 PATIENCE = 2
 
 Rows = dict[str, list[tuple[Any, ...]]]
@@ -40,11 +40,11 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 @dataclass
 class Killer:
-    """Runs commands to their good end, and kills meanwhile until no kills are left.
+    """Runs commands until they succeed, with kills meanwhile until no kills are left.
 
     Attributes:
-        reach: seconds from one kill to the next, at most. left: kills to come. worker: marks a worker's command line.
-        kills: who died, and what the run was doing. starts: how often a command was started.
+        reach: longest time between two kills, in seconds. left: remaining kills. worker: a part of the command line of
+            workers. kills: the killed processes and the state of the run. starts: number of started commands.
     """
 
     chance: random.Random
@@ -55,7 +55,7 @@ class Killer:
     starts: int = 0
 
     def finish(self, line: Sequence[str], stored: Callable[[], int], log: Path) -> None:
-        """Start a command until it ends well. `stored`: how many tasks its journals hold now."""
+        """Start a command until it succeeds; `stored` returns the number of tasks in its journals."""
         unprovoked = 0
         while unprovoked < PATIENCE:
             before = len(self.kills)
@@ -76,16 +76,16 @@ class Killer:
         return driver.wait()
 
     def _uncount_if_too_late(self, driver: subprocess.Popen[bytes]) -> None:
-        """A signal that meets a driver which has just ended well kills nobody."""
+        """Do not count a signal to a driver that has just succeeded."""
         if driver.wait() == 0:
             self.kills.pop()
             self.left += 1
 
     def _moment(self, driver: subprocess.Popen[bytes], stored: Callable[[], int]) -> bool:
-        """Wait for a random moment; False where the driver ended before it came.
+        """Wait for a random time; False if the driver ends before.
 
-        Every other one comes after one more task is stored: starting takes longer than most tasks, and would be killed
-        too often otherwise.
+        Every second kill waits for one more stored task: starting takes longer than most tasks, and would otherwise be
+        killed too often.
         """
         mark = stored() if self.chance.random() < 0.5 else -1
         while stored() <= mark and driver.poll() is None:
@@ -97,12 +97,12 @@ class Killer:
         return False
 
     def _kill(self, driver: subprocess.Popen[bytes], new: int) -> bool:
-        """Kill someone; whether it was the driver. `new`: tasks stored since it was started."""
+        """Kill the driver or a worker; returns whether it was the driver. `new`: tasks stored since its start."""
         crew = [pid for pid in descendants(driver.pid) if self.worker in command(pid)]
         of_crew = bool(crew) and self.chance.random() < 0.5
         try:
             os.kill(self.chance.choice(crew) if of_crew else driver.pid, signal.SIGKILL)
-        except ProcessLookupError:  # that worker ended just now by itself
+        except ProcessLookupError:  # the worker has just ended by itself
             return False
         self.left -= 1
         # Journals become shards at the end of a run, so that fewer tasks are in journals then than at its start.
@@ -112,7 +112,7 @@ class Killer:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes that a process has started, those that they have started, and so on."""
+    """All descendants of a process."""
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in _read(path).split():
             yield int(child)
@@ -127,7 +127,7 @@ def command(pid: int) -> str:
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
-    except OSError:  # it ended just now
+    except OSError:  # it has just ended
         return ""
 
 
@@ -135,7 +135,7 @@ def _read(path: Path) -> str:
 
 
 def by_task(frame: Any) -> Rows:
-    """The rows of every task in an order of their own, numbers as their bits, without what they cost."""
+    """The sorted rows of every task, numbers as bits, without the cost columns."""
     found: Rows = {}
     for row in frame.drop(COSTS).to_dicts():
         cells = (value.hex() if isinstance(value, float) else value for value in row.values())
@@ -144,7 +144,7 @@ def by_task(frame: Any) -> Rows:
 
 
 def differences(found: Rows, whole: Rows) -> dict[str, int]:
-    """How many tasks are lost, too many, or not the same."""
+    """The number of missing, additional and different tasks."""
     return {
         "lost": len(whole.keys() - found.keys()),
         "added": len(found.keys() - whole.keys()),
@@ -153,7 +153,7 @@ def differences(found: Rows, whole: Rows) -> dict[str, int]:
 
 
 def stored_twice(files: Iterable[Path]) -> int:
-    """How many tasks more than one run has stored a result of: the table shows one, but work was done again."""
+    """The number of tasks with results of more than one run; the table shows one, but work was repeated."""
     import polars as pl
 
     runs = (pl.read_parquet(file, columns=["key", "error"]) for file in files)
@@ -162,7 +162,7 @@ def stored_twice(files: Iterable[Path]) -> int:
 
 
 def journal_lines(study: Path) -> int:
-    """How many tasks the journals of a study hold."""
+    """The number of tasks in the journals of a study."""
     return sum(path.read_bytes().count(b"\n") for path in study.glob("journals/*.jsonl"))
 
 
@@ -170,7 +170,7 @@ def journal_lines(study: Path) -> int:
 
 
 def measure(kills: dict[str, int], tasks: int, seed: int) -> Iterator[dict[str, Any]]:
-    """A row per executor; `kills`: how many for each."""
+    """A row per executor; `kills` is the number for each."""
     from intertwine.lab.study.store import Store
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -192,7 +192,7 @@ def _line(plan: Path, executor: str, out: Path) -> list[str]:
 
 
 def _tormented(killer: Killer, plan: Path, executor: str, whole: Rows) -> Iterator[dict[str, int]]:
-    """What is wrong with each of as many studies as the kills need."""
+    """The errors in each of as many studies as the kills need."""
     from intertwine.lab.study.store import Store
 
     while killer.left:

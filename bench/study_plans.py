@@ -1,4 +1,4 @@
-"""The study that benchmarks run: real verbs on four small networks of the digits, as many tasks as asked for."""
+"""The study of the benchmarks: real verbs on four small networks of the digits, with a given number of tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 #: Tasks of one repeat of all parts below.
 EACH = 20
-#: A task takes 3 to 200 ms on one thread, as verbs do on such networks; `stitch` draws random numbers.
+#: A task takes 3 to 200 ms on one thread; `stitch` draws random numbers.
 PLAN = """
 name = "bench"
 zoos.digits.folder = {zoo}
@@ -48,13 +48,13 @@ repeats = {repeats}
 
 
 def prepared(folder: Path, tasks: int) -> Path:
-    """A plan of so many tasks, a multiple of 20, in a file; its networks are trained beside it if they are not there.
+    """Write a plan with a number of tasks, a multiple of 20, and train its missing networks beside it.
 
     >>> import tempfile
     >>> prepared(Path(tempfile.mkdtemp()), 40).name
     'plan-40.toml'
     """
-    from intertwine.lab.zoo.training import train  # not at the top: workers that need no torch read this file too
+    from intertwine.lab.zoo.training import train  # not at the top: workers without torch import this file too
 
     zoo = folder.resolve() / "zoo"
     train("mlp", seeds=range(4), data="digits", out=zoo, options={"widths": (64, 64, 64, 10)}, epochs=4)

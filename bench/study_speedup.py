@@ -1,9 +1,8 @@
-"""A CPU-bound study on two workers beside one, end to end: real verbs on small networks, `study.run` and its store.
+"""A CPU-bound study on two workers against one, end to end: real verbs on small networks, `study.run` and its store.
 
-Every worker has one thread, also where it is alone: it would take both cores otherwise, and two workers could not be
-faster. *Tasks* is the rate from the first finished task on; *whole* has the starting of the workers in it, which a
-longer study would feel less. `two plain processes` do half of the tasks each with no executor, beside one that does
-them all: what the machine itself gives.
+Every worker has one thread, also when it is alone, because it would otherwise use both cores. *Tasks* is the rate from
+the first finished task on; *whole* includes the start of the workers. `two plain processes` do half of the tasks each
+without an executor, against one that does them all.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from study_plans import prepared
 
 from intertwine.lab.study.executors.resources import thread_environment
 
-#: About forty seconds of one thread, beside some three for the start.
+#: About forty seconds of one thread, plus three for the start.
 TASKS = 600
 SPEEDUP = 1.8
 HERE = Path(__file__).parent
@@ -33,7 +32,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Timed:
-    """When a study was begun and ended, and when each of its tasks was finished, on a clock that processes share."""
+    """The times of start, end and every finished task of a study, on a clock that processes share."""
 
     begun: float
     finished: Sequence[float]
@@ -50,7 +49,7 @@ class Timed:
 
 
 def timed(plan: Path, out: Path, executor: str, workers: int | None, only: Sequence[str] = ()) -> Timed:
-    """Run a study, one thread for each worker. `study.run` gives a lone worker all cores, as a user would want."""
+    """Run a study with one thread for each worker; `study.run` gives a single worker all cores."""
     from intertwine.lab.study import running
 
     moments: list[float] = []
@@ -65,13 +64,13 @@ def timed(plan: Path, out: Path, executor: str, workers: int | None, only: Seque
 
 
 def plain(plan: str, out: str, keys: str) -> None:
-    """In a process of its own: do the tasks that a file names, and print when each was finished."""
+    """In a separate process: run the tasks of a file and print the time of each."""
     found = timed(Path(plan), Path(out), "serial", None, json.loads(Path(keys).read_text()))
     print(json.dumps([found.begun, list(found.finished), found.ended]))
 
 
 def together(plan: Path, folder: Path, shares: Sequence[Sequence[str]]) -> Timed:
-    """Plain processes at once, one for each share of the tasks, as if they were one."""
+    """Run plain processes in parallel, one for each share of the tasks, and combine their times."""
     begin = f"import sys; sys.path.insert(0, {str(HERE)!r}); from study_speedup import plain; plain(*sys.argv[1:])"
     running = []
     for number, share in enumerate(shares):

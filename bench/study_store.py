@@ -1,8 +1,8 @@
-"""How fast the result store of a study is: a million rows written, read again and aggregated; one task; what is done.
+"""Speed of the result store of a study: a million rows written, read and aggregated; tasks of one row.
 
-Every row goes through `Store.add`, as in a study. Reading is done with another `Store` on the same folder. Rows come in
-tasks of 100 (a heat-map of 10 × 10 layers) and of 10, and tasks of one row show what a task costs by itself. The floor
-is polars alone: the same table written as one Parquet file, read and aggregated.
+Every row goes through `Store.add`, as in a study. Reading uses another `Store` on the same folder. Rows come in tasks
+of 100 (a heat map of 10 × 10 layers) and of 10; tasks of one row show the cost of a task. The floor is polars: the same
+table written as one Parquet file, read and aggregated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def tasks(count: int, rows: int) -> Iterator[FinishedTask]:
-    """Finished comparisons: so many rows each, with intervals, and no two numbers alike."""
+    """Finished comparisons with a number of rows each, with intervals and different numbers."""
     draw = random.Random(0).random
     for i in range(count):
         found = tuple(
@@ -51,7 +51,7 @@ def tasks(count: int, rows: int) -> Iterator[FinishedTask]:
 
 
 def aggregate(frame: Any) -> Any:
-    """Mean, least, most and number of the values, per pair of layers."""
+    """Mean, minimum, maximum and number of the values, per pair of layers."""
     import polars as pl
 
     value = pl.col("value")
@@ -60,7 +60,7 @@ def aggregate(frame: Any) -> Any:
 
 
 def measure_rows(rows_each: int, rows: int = ROWS, compact: bool = True) -> dict[str, float]:
-    """Seconds to add so many rows in tasks of `rows_each`, to make a shard of them, to read and to aggregate them."""
+    """Seconds to add rows in tasks of `rows_each`, to make a shard of them, to read and to aggregate them."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder, "bench", PLAN)
 
@@ -79,7 +79,7 @@ def measure_rows(rows_each: int, rows: int = ROWS, compact: bool = True) -> dict
 
 
 def floor_of(frame: Any, file: Path) -> float:
-    """Seconds that polars alone takes to write, read and aggregate a table; the file is gone then."""
+    """Seconds in which polars writes, reads and aggregates a table; the file is deleted."""
     import polars as pl
 
     seconds, _ = timed(lambda: (frame.write_parquet(file), aggregate(pl.read_parquet(file))))
@@ -107,7 +107,7 @@ def measure(rows: int = ROWS) -> dict[str, dict[str, float]]:
 
 
 def rows(measured: dict[str, dict[str, float]]) -> Iterator[dict[str, Any]]:
-    """A row per case, of all that was written, read and aggregated."""
+    """A row per case."""
     for case, row in measured.items():
         about = {"what": f"{case}: written, read, aggregated", "value": row["total"], "unit": "s"}
         yield about | {"bar": BARS["total"], "at": "most", "ratio": row["total"] / row["floor"], "seconds": row}

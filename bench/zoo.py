@@ -1,12 +1,12 @@
-"""Training many networks at once: speed against its floor and against plain loops, and accuracy by the papers' recipes.
+"""Benchmarks of training many networks at once: speed, against its floor and plain loops, and accuracy by recipes.
 
-    python bench/zoo.py cpu          # 8 digit perceptrons at once, against one after another
+    python bench/zoo.py cpu          # 8 digit perceptrons at once, and one after another
     python bench/zoo.py kernels      # each GPU kernel, in TFLOP/s or TB/s (one GPU)
     python bench/zoo.py speed        # Myrtle CNN, 32 networks at once, seconds per network and epoch (one GPU)
     python bench/zoo.py accuracy myrtle --recipe godfrey --seeds 0:8 --out zoos/myrtle      # CIFAR-10 (one GPU)
-    python bench/zoo.py page         # the tables of everything measured so far
+    python bench/zoo.py page         # the tables of all results
 
-Results are kept in bench/results/zoo.json. Data is found through INTERTWINE_DATA; `speed` can do with random images.
+Results are stored in bench/results/zoo.json. Data is read from INTERTWINE_DATA; `speed` also runs on random images.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measure_accuracy(options: argparse.Namespace) -> dict[str, Any]:
 
     zoo = train(
         options.name, seeds=seeds(options.seeds), data=options.data, out=options.out, recipe=options.recipe,
-        options=dict(map(parse_option, options.option)), report=show, score_every=options.score_every, **changes,
+        options=dict(map(parse_option, options.option)), progress=show, score_every=options.score_every, **changes,
     )  # fmt: skip
     accuracies, best = [r.accuracy for r in zoo.records], [r.best_accuracy for r in zoo.records]
     row = {
@@ -54,7 +54,7 @@ def measure_accuracy(options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-#: What the papers print: mean accuracy in percent, and what they say of its spread.
+#: Results in the papers: mean accuracy in percent, and its spread.
 PRINTED = {
     ("myrtle", "godfrey", ""): "91.3 ± 0.2", ("myrtle", "godfrey", "norm=False"): "≈ 87",
     ("resnet20", "godfrey", ""): "89.9 ± 0.2", ("resnet18", "godfrey", ""): "92.9 ± 0.2",
@@ -63,7 +63,7 @@ PRINTED = {
 
 
 def page(results: dict[str, Any]) -> str:
-    """The tables of everything measured so far."""
+    """The tables of all results."""
     return "\n".join([*_cpu_table(results), *_speed_table(results), *_kernel_table(results), *_accuracy_table(results)])
 
 
@@ -120,7 +120,7 @@ def _spread(values: list[float]) -> str:
 
 
 def _keep(results: dict[str, Any], part: str, row: dict[str, Any], keys: tuple[str, ...]) -> None:
-    """Put a row into a part of the results, in place of an older one of the same keys."""
+    """Store a row in a part of the results, in place of one with the same keys."""
     others = [r for r in results.get(part, []) if any(r[key] != row[key] for key in keys)]
     results[part] = [*others, row]
 

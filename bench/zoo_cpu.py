@@ -1,4 +1,4 @@
-"""Eight digit perceptrons on a CPU: at once against one after another. Part of bench/zoo.py."""
+"""Eight digit perceptrons on a CPU, at once and one after another. Part of bench/zoo.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _row(widths: list[int], batch: int) -> dict[str, Any]:
     def make() -> nn.Module:
         return build("mlp", widths=widths)
 
-    _trained(make, seeds, digits, recipe(how, epochs=1))  # once unmeasured: libraries load, memory is fetched
+    _trained(make, seeds, digits, recipe(how, epochs=1))  # a warm-up run, which loads libraries
     at_once, ours = _median(lambda: _trained(make, seeds, digits, how))
     single, _ = _median(lambda: [_trained(make, [s], digits, how) for s in seeds])
     plain, accuracies = _median(lambda: [_plain_loop(make, s, digits, how) for s in seeds])
@@ -54,7 +54,7 @@ def _trained(make: Callable[[], nn.Module], seeds: list[int], images: Dataset, h
 
 
 def _plain_loop(make: Callable[[], nn.Module], seed: int, images: Dataset, how: Recipe) -> float:
-    """What one would write by hand: the whole data as one tensor, torch's optimizer, a loop over batches."""
+    """A loop written by hand: the data as one tensor, an optimizer of torch, a loop over batches."""
     model = initial(make, seed)
     inputs, labels = images.inputs(images.images), images.labels
     optimizer = torch.optim.SGD(

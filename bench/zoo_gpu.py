@@ -1,4 +1,4 @@
-"""Speed of stacks and of their kernels on one GPU, against its arithmetic and its memory. Part of bench/zoo.py."""
+"""Speed of stacks and their kernels on one GPU, against its peak compute and memory rates. Part of bench/zoo.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CIFAR10_MEAN, CIFAR10_STD = (125.307, 122.961, 113.8575), (51.5865, 50.847, 51.2
 
 
 def measure_speed(name: str, networks: int, batch: int, how: str) -> dict[str, Any]:
-    """Seconds per network and epoch of a stack, of the same stack in torch's own layers, and of one network alone."""
+    """Seconds per network and epoch of a stack, of the same stack with layers of torch, and of one network alone."""
     images, real = _images()
     recipe_ = recipe(how, batch=batch)
     flops = _flops(name) * len(images.labels)
@@ -98,7 +98,7 @@ def _copy() -> float:
 
 
 def _gpu_seconds(call: Callable[[], Any], times: int = 10) -> float:
-    """The time of a call whose launches are recorded, so that only the GPU counts."""
+    """The time of a call with recorded launches, without the CPU overhead."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()

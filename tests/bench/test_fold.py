@@ -1,4 +1,4 @@
-"""bench/fold.py on small networks: the printed way merges the same pairs, rows are kept, a second run goes on."""
+"""bench/fold.py on small networks: the printed algorithm merges the same pairs, rows are stored, a run resumes."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""bench/study.py: what it says of a study is so, kills are real and counted, and its page is what was measured."""
+"""bench/study.py: its figures are right, kills are real and counted, and the page shows the stored results."""
 
 import json
 import math

@@ -239,7 +239,7 @@ def test_pictures_of_units_that_are_not_there(net: str) -> None:
     [
         (["--rotation", "0,a"], "--rotation '0,a' is not a list of numbers. Write them with commas between"),
         (["--rotation", "inf"], "alpha must be a finite number, but is inf"),
-        (["--seeds", "a"], "The seeds 'a' were asked for."),
+        (["--seeds", "a"], "The seeds 'a' are not numbers"),
         (["--at", "rellu"], "rellu"),
         (["--at", "head"], "'head'"),
         (["--concepts", "none"], "none is no Broden folder: it has no category.csv."),
@@ -251,7 +251,7 @@ def test_pictures_of_units_that_are_not_there(net: str) -> None:
         (["--share", "2"], "share must be between 0 and 1, such as 0.005, but is 2.0"),
         (["--null", "99"], "null must be at least 0 and less than the number of images"),
         (["--out", "/dev/null/x"], "Results cannot be written into /dev/null/x"),
-        (["--device", "tpu9"], "The device 'tpu9' was asked for"),
+        (["--device", "tpu9"], "Unknown device 'tpu9'"),
     ],
 )  # fmt: skip
 def test_refusals(run: Run, words: list[str], text: str) -> None:

@@ -1,4 +1,4 @@
-"""A folder of small images, for the tests of zoos that are trained on one."""
+"""A folder of small images for tests of training."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def write_images(folder: Path, side: int = 5) -> Path:
-    """Two classes, dark and light, with four images each to learn from and four to test on."""
+    """Two classes, dark and light, with four training and four test images each."""
     image = pytest.importorskip("PIL.Image")
     for part in ("train", "test"):
         for name, light in (("dark", 0), ("light", 200)):

@@ -1,7 +1,7 @@
-"""Runs the kernels of the zoo in triton's interpreter and writes their errors as JSON; see test_zoo_kernels.py.
+"""Runs the kernels of the zoo in triton's interpreter and prints their errors as JSON; see tests/lab/zoo/test_stack.py.
 
-The variable TRITON_INTERPRET=1 must be set before triton is imported, so this is a program of its own. Each case gives
-a dict of relative errors, by what was compared.
+The variable TRITON_INTERPRET=1 must be set before triton is imported, so this is a separate program. Each case gives
+a dictionary of relative errors.
 """
 
 import copy

@@ -117,7 +117,7 @@ def _train(options: Namespace) -> None:
             options.architecture, seeds=seeds(options.seeds), data=options.data, out=options.out, recipe=options.recipe,
             options=dict(map(arguments.parse_option, options.option)), device=options.device,
             precision=options.precision, together=options.together, save_every=options.save_every,
-            score_every=options.score_every, select=options.select, data_folder=options.data_folder, report=update,
+            score_every=options.score_every, select=options.select, data_folder=options.data_folder, progress=update,
             **changes,
         )  # fmt: skip
     _show(zoo, options.json)

@@ -197,7 +197,7 @@ def test_missing_files_and_zoos(tmp_path: Path) -> None:
         read_plan(tmp_path / "none.toml")
     text = 'name = "a"\n[zoos.z]\nfolder = "FOLDER"\n[[parts]]\nverb = "accuracy"\n'
     plan = read_plan(written(tmp_path, text.replace("FOLDER", str(tmp_path / "no"))))
-    with pytest.raises(InputError, match=r"was asked for as a zoo, but it holds no manifest.json"):
+    with pytest.raises(InputError, match=r"is not a zoo: it holds no manifest.json"):
         known_zoos(plan, tmp_path)
     zoo = it.zoo.train("mlp", seeds=[0], data="digits", out=tmp_path / "z", epochs=1)
     manifest = json.loads((zoo.folder / "manifest.json").read_text())

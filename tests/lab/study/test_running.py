@@ -163,10 +163,10 @@ def test_results_of_retrained_networks_are_not_mixed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"recipe": "plane"}, r"Zoo 'b': .*'plane'. Did you mean '?plain"),
-        ({"data": "digts"}, r"Zoo 'b': .*'digts'. Did you mean '?digits"),
-        ({"epochs": 0}, r"Zoo 'b': .*epochs.*0"),
-        ({"seeds": [0, 0]}, r"Zoo 'b': .*\[0, 0\]"),
+        ({"recipe": "plane"}, r"Zoo 'b': Unknown recipe 'plane'. Did you mean 'plain"),
+        ({"data": "digts"}, r"Zoo 'b': Unknown data set 'digts'. Did you mean 'digits"),
+        ({"epochs": 0}, r"Zoo 'b': epochs must be an integer of at least 1, but is 0"),
+        ({"seeds": [0, 0]}, r"Zoo 'b': Seeds must be different integers .*\[0, 0\]"),
         ({"options": {"widths": [63, 8, 10]}}, r"Zoo 'b': "),
     ],
 )
@@ -186,7 +186,7 @@ def test_an_invalid_zoo_is_refused_with_its_line(tmp_path: Path) -> None:
         'name = "p"\n\n[zoos.z]\narchitecture = "mlp"\ndata = "digits"\nseeds = "0:1"\nrecipe = "plane"\n'
         '[[parts]]\nverb = "accuracy"\n'
     )
-    with pytest.raises(InputError, match=r"Zoo 'z' \(line 3\): .*'plane'"):
+    with pytest.raises(InputError, match=r"Zoo 'z' \(line 3\): Unknown recipe 'plane'"):
         run(file, out=tmp_path / "s")
 
 
@@ -213,9 +213,9 @@ def test_folders_may_have_any_name(zoo: Any, tmp_path: Path) -> None:
 def test_tasks_run_on_the_given_device(zoo: Any, tmp_path: Path) -> None:
     plan = plan_of(zoo, Part("accuracy", ("z",)))
     assert not run(plan, out=tmp_path / "here", device="cpu").errors
-    for name, message in (("gpu", "torch knows cpu, cuda"), ("cuda", "torch finds no GPU here")):
+    for name, said in (("gpu", "Unknown device 'gpu'"), ("cuda", "torch finds none")):
         if not (name == "cuda" and torch.cuda.is_available()):
-            with pytest.raises(InputError, match=f"The device '{name}' was asked for.*{message}"):
+            with pytest.raises(InputError, match=said):
                 run(plan, out=tmp_path / name, device=name)
             assert not (tmp_path / name).exists()
     errors = run(plan, out=tmp_path / "nowhere", device="meta").errors  # a device without numbers

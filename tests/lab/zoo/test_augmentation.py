@@ -1,4 +1,4 @@
-"""Random numbers without a state: against SplitMix64 in whole numbers of Python, and as chance should look."""
+"""Random numbers against SplitMix64 in Python integers, and their statistics; augmentation against a plain loop."""
 
 from dataclasses import fields
 from itertools import pairwise
@@ -14,10 +14,6 @@ from intertwine.lab.zoo.augment import BatchMaker, Draws, StackBatch, draw
 from intertwine.lab.zoo.datasets.dataset import Dataset
 from intertwine.lab.zoo.randomness import Purpose, drawn, keyed, mixed, orders, uniform
 from intertwine.lab.zoo.recipe import Recipe
-
-# ----------------------------------------------------------------------------------------------------
-# Random numbers without a state: against SplitMix64 in whole numbers of Python, and as chance should look.
-
 
 WORD = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -171,9 +167,7 @@ def test_every_place_is_taken_by_every_sample() -> None:
     assert (follows[~torch.eye(6, dtype=torch.bool)] - 1000).abs().max() < 200
 
 
-# ----------------------------------------------------------------------------------------------------
-# Augmentation: every image against a plain loop over its pixels, and every choice as often as it should come.
-
+# -- augmentation ------------------------------------------------------------------------------------------------------
 
 HEIGHT, WIDTH, SAMPLES, BATCH = 5, 7, 20, 8
 SEEDS = torch.tensor([3, 11, 4])
@@ -190,9 +184,9 @@ def how(**changes: Any) -> Recipe:
 
 
 def batches(recipe: Recipe, epoch: int = 1, dtype: torch.dtype = torch.float64) -> tuple[Draws, list[StackBatch]]:
-    feeder, draws = BatchMaker(recipe, data(), dtype), draw(recipe, SEEDS, epoch, SAMPLES)
+    maker, draws = BatchMaker(recipe, data(), dtype), draw(recipe, SEEDS, epoch, SAMPLES)
     starts = range(0, SAMPLES, BATCH)
-    return draws, [feeder(draws, slice(s, min(s + BATCH, SAMPLES)), slice(i, i + 1)) for i, s in enumerate(starts)]
+    return draws, [maker(draws, slice(s, min(s + BATCH, SAMPLES)), slice(i, i + 1)) for i, s in enumerate(starts)]
 
 
 def numbers(seed: int, purpose: Purpose, count: int, epoch: int = 1) -> list[float]:
@@ -303,8 +297,8 @@ def test_steps_may_be_given_as_tensors() -> None:
     """As a recorded step does, which reads its number on the device."""
     recipe = how(shift=2, flip=True, mixup=0.5, cutmix=0.5)
     draws, found = batches(recipe)
-    feeder = BatchMaker(recipe, data(), torch.float64)
-    again = feeder(draws, torch.arange(BATCH, 2 * BATCH), torch.tensor([1]))
+    maker = BatchMaker(recipe, data(), torch.float64)
+    again = maker(draws, torch.arange(BATCH, 2 * BATCH), torch.tensor([1]))
     for field in fields(StackBatch):
         assert torch.equal(getattr(again, field.name), getattr(found[1], field.name))
 

@@ -1,4 +1,4 @@
-"""The pictures of concepts: labels that fit pixels, and classes that fit labels."""
+"""The data set of concepts: pixel labels, classes and errors."""
 
 import numpy as np
 import pytest
@@ -78,14 +78,16 @@ def test_as_a_data_set() -> None:
     data = found.dataset(10)
     assert (len(data.images), len(data.test_images), len(data.classes)) == (20, 10, 16)
     torch.testing.assert_close(data.inputs(data.images), found.inputs()[:20])
-    with pytest.raises(InputError, match="30 of 30 pictures were to be the test part"):
+    with pytest.raises(InputError, match="test must be from 1 to 29 of the pictures, but is 30"):
         found.dataset(30)
 
 
 def test_bad_input_of_pictures() -> None:
-    with pytest.raises(InputError, match="0 pictures 32×32 were asked for; give 1 or more of at least 16×16"):
+    with pytest.raises(
+        InputError, match="count must be at least 1 and size at least 16, but they are count=0, size=32"
+    ):
         concept_images(0)
-    with pytest.raises(InputError, match=r"A class by 'color' was asked for. Did you mean 'colour"):
+    with pytest.raises(InputError, match=r"Unknown category of a class 'color'. Did you mean 'colour"):
         concept_images(1, task=["color"])
     with pytest.raises(InputError, match="one or more different categories"):
         concept_images(1, task=["shape", "shape"])

@@ -1,4 +1,4 @@
-"""A zoo on disk: its networks by place and seed, its manifest, and what is refused when a file is not what it was."""
+"""A zoo on disk: its networks by index and seed, its manifest, and errors for damaged or changed files."""
 
 import json
 import os
@@ -83,7 +83,9 @@ def test_networks_by_place(trained: Path) -> None:
     assert [same(m, trained / f"seed{s}.safetensors") for m, s in zip(found[::-2], (7, 2), strict=True)] == [True] * 2
     assert found[4:] == []
     for index in (4, -5, 100):
-        with pytest.raises(IndexError, match=rf"network {index} of .*zoo was asked for, which holds 4: \(0, 2, 5, 7\)"):
+        with pytest.raises(
+            IndexError, match=rf"Network {index} is out of range: .*zoo holds 4 of the seeds \(0, 2, 5, 7\)"
+        ):
             found[index]
 
 
@@ -127,8 +129,8 @@ def test_a_zoo_is_tested_again(trained: Path, place: Path) -> None:
     few = found.evaluate(data.subset(test=10)).accuracy
     assert few.tolist() == pytest.approx([round(10 * float(a)) / 10 for a in few])
     write(place, entries(place) | {"records": []})
-    refused(InputError, zoo.load(place).evaluate, str(place), "no network is finished yet", "goes on where it stopped")
-    refused(InputError, partial(zoo.load(place).seed, 3), "seed 3 was asked for", "no network is finished yet")
+    refused(InputError, zoo.load(place).evaluate, str(place), "no network is finished yet", "again to continue")
+    refused(InputError, partial(zoo.load(place).seed, 3), "no network of seed 3", "no network is finished yet")
 
 
 def test_the_data_as_the_networks_saw_it(tmp_path: Path) -> None:
@@ -145,7 +147,13 @@ def test_other_data_is_refused(trained: Path, monkeypatch: pytest.MonkeyPatch) -
     labels[0] = (labels[0] + 1) % 10
     changed = replace(real, test_labels=labels).subset()
     monkeypatch.setattr(folder_module, "data", lambda name, folder: changed)
-    words = ("digits is not what", str(trained), changed.checksum[:12], real.checksum[:12], "folder of the same data")
+    words = (
+        "digits is not the data that",
+        str(trained),
+        changed.checksum[:12],
+        real.checksum[:12],
+        "folder of the same data",
+    )
     refused(MismatchError, found.dataset, *words)
     refused(MismatchError, found.evaluate, *words)
     monkeypatch.setattr(folder_module, "data", lambda name, folder: real)
@@ -162,7 +170,9 @@ def test_a_folder_of_images_that_was_moved(tmp_path: Path) -> None:
     assert (there.mean, there.name) == (zoo.data("imagefolder", moved).mean, f"folder:{moved}")
     assert found.evaluate(there).accuracy.tolist() == [found.records[0].accuracy]
     other = write_images(tmp_path / "other", side=6)
-    refused(MismatchError, lambda: found.dataset(other), data, "is not what", "Give the folder of the same data")
+    refused(
+        MismatchError, lambda: found.dataset(other), data, "is not the data that", "Give the folder of the same data"
+    )
 
 
 def test_data_of_the_users_own_must_be_passed(tmp_path: Path) -> None:
@@ -195,7 +205,7 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_folder_without_a_manifest(place: Path, tmp_path: Path) -> None:
     (place / "manifest.json").unlink()
     for folder in (place, tmp_path / "nowhere"):
-        words = (str(folder), "was asked for as a zoo", "holds no manifest.json", "intertwine zoo train", "--out")
+        words = (str(folder), "is not a zoo", "holds no manifest.json", "intertwine zoo train", "--out")
         refused(InputError, partial(zoo.load, folder), *words)
 
 
@@ -247,7 +257,7 @@ def test_a_damaged_manifest(damage: Callable[[dict[str, Any]], None], found: str
     manifest = entries(place)
     damage(manifest)
     write(place, manifest)
-    words = (str(place / "manifest.json"), "is damaged or of another kind", found, "Take it from a copy of the zoo")
+    words = (str(place / "manifest.json"), "is damaged or of another kind", found, "Restore it from a copy of the zoo")
     refused(InputError, lambda: zoo.load(place), *words)
     refused(InputError, lambda: zoo.train("mlp", seeds=[0], data="digits", out=place), *words)
     assert entries(place) == manifest  # it is not written over
@@ -284,7 +294,9 @@ def test_a_damaged_manifest_outside_the_tests(trained: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("contents", [b"", b"{", b"[1, 2]", b'"zoo"', b"\xff\xfe\x00", b"null"])
 def test_a_manifest_that_is_none(contents: bytes, place: Path) -> None:
     (place / "manifest.json").write_bytes(contents)
-    refused(InputError, lambda: zoo.load(place), "manifest.json is damaged or of another kind", "Take it from a copy")
+    refused(
+        InputError, lambda: zoo.load(place), "manifest.json is damaged or of another kind", "Restore it from a copy"
+    )
 
 
 def test_a_manifest_cut_anywhere(place: Path) -> None:
@@ -298,12 +310,12 @@ def test_a_manifest_of_an_architecture_that_is_not_known(place: Path) -> None:
     manifest = entries(place)
     manifest["plan"]["architecture"]["name"] = "resnet1000"
     write(place, manifest)
-    refused(InputError, lambda: zoo.load(place)[0], "'resnet1000' was asked for, but there is none of that name")
+    refused(InputError, lambda: zoo.load(place)[0], "Unknown zoo network 'resnet1000'")
 
 
 # -- weights that are not right ----------------------------------------------------------------------------------------
 
-OTHER = ("seed2.safetensors is not the file that was written when seed 2 was trained", "sha256", "Copy it again")
+OTHER = ("seed2.safetensors has changed since seed 2 was trained", "sha256", "Copy it from the source")
 
 
 def test_weights_of_which_one_byte_changed(place: Path) -> None:
@@ -327,7 +339,7 @@ def test_weights_that_are_cut_off(place: Path) -> None:
 
 def test_weights_that_are_missing(place: Path) -> None:
     (place / "seed2.safetensors").unlink()
-    words = ("network of seed 2 was asked for", "seed2.safetensors are not there", "Copy them again", "train it again")
+    words = ("weights of seed 2 are missing", "seed2.safetensors", "Copy them from the source", "train it again")
     refused(InputError, lambda: zoo.load(place).seed(2), *words)
 
 
@@ -336,7 +348,7 @@ def test_weights_that_were_swapped(place: Path) -> None:
     shutil.move(place / "seed5.safetensors", place / "seed2.safetensors")
     shutil.move(place / "kept", place / "seed5.safetensors")
     refused(MismatchError, lambda: zoo.load(place).seed(2), *OTHER)
-    refused(MismatchError, lambda: zoo.load(place).seed(5), "when seed 5 was trained")
+    refused(MismatchError, lambda: zoo.load(place).seed(5), "has changed since seed 5 was trained")
 
 
 def name_in_manifest(place: Path, file: Path) -> None:

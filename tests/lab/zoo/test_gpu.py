@@ -1,6 +1,6 @@
-"""Training on a GPU: recorded steps and our kernels against the same training on the CPU, repeated, and taken up again.
+"""Training on a GPU: recorded steps and fused kernels against training on the CPU; repeated and resumed runs.
 
-Skipped where there is no GPU. The functions need nothing but torch, so they can also be called without pytest.
+Skipped without a GPU. The functions need only torch, so they can also be called without pytest.
 """
 
 import pytest

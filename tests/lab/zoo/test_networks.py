@@ -1,4 +1,4 @@
-"""The architectures of the zoo: published parameter counts, module paths, tracing, symmetry, and errors in words."""
+"""The architectures of the zoo: published parameter counts, module paths, tracing, symmetry, and error messages."""
 
 from pathlib import Path
 from typing import Any
@@ -349,7 +349,9 @@ def test_a_network_of_the_zoo_is_loaded_by_name() -> None:
 
 
 def test_a_name_the_zoo_does_not_know() -> None:
-    with pytest.raises(InputError, match=r"The zoo network 'resnet21' .* Did you mean 'resnet\d+', .* are mlp, "):
+    with pytest.raises(
+        InputError, match=r"Unknown zoo network 'resnet21'\. Did you mean 'resnet\d+', .* one of: mlp, "
+    ):
         load("zoo:resnet21")
 
 
@@ -388,42 +390,42 @@ def test_every_way_to_ask_for_a_leaky_relu(options: dict[str, Any]) -> None:
         (
             "resnet21",
             {},
-            r"'resnet21' was asked for, but .* of that name. Did you mean 'resnet\d+', .*\? The names",
+            r"Unknown zoo network 'resnet21'\. Did you mean 'resnet\d+', .*\? Choose one of",
         ),
-        ("zzz", {}, r"'zzz' was asked for, but there is none of that name. The names are mlp, lenet, .*, gpt.$"),
+        ("zzz", {}, r"Unknown zoo network 'zzz'. Choose one of: mlp, lenet, .*, gpt.$"),
         (
             "tiny10",
             {"widht": 2},
-            r"tiny10 was asked for with the option widht, .* Its options are width, in_channels, ",
+            r"Unknown option of tiny10 'widht'. Did you mean 'width'.* Choose one of: width, in_channels, ",
         ),
-        ("resnet20", {"depth": 32}, r"with the option depth, which it does not have"),
-        ("vgg16_bn", {"norm": False}, r"with the option norm, which it does not have"),
+        ("resnet20", {"depth": 32}, r"Unknown option of resnet20 'depth'"),
+        ("vgg16_bn", {"norm": False}, r"Unknown option of vgg16_bn 'norm'"),
         (
             "mlp",
             {"classes": 3, "side": 2},
-            r"the option classes, side, .* Its options are widths, activation, bias, slope",
+            r"option of mlp 'classes'. .*one of: widths, activation, bias, slope",
         ),
-        ("resnet20", {"shortcut": "C"}, r"shortcut='C' was asked for, but shortcut is one of None, 'A', 'B'. Pick one"),
-        ("resnet20", {"init": "he"}, r"init='he' was asked for, but init is one of 'kaiming', 'torch'"),
-        ("resnet20", {"width": 0}, r"width=0 was asked for, .* give a positive number"),
-        ("vgg11", {"classifier": "two"}, r"classifier='two' .* one of 'linear', 'mlp'"),
-        ("vit", {"pool": "max"}, r"pool='max' .* one of 'token', 'mean'"),
-        ("vit", {"patch": 5}, r"side=32 and patch=5 .* Give a patch that divides 32"),
-        ("vit", {"dim": 10, "heads": 4}, r"dim=10 and heads=4 .* Give a dim that is a multiple of 4"),
-        ("vit", {"norm": "batch"}, r"norm='batch' .* one of 'layer', 'rms'"),
-        ("gpt", {"norm": "batch"}, r"norm='batch' .* one of 'layer', 'rms'"),
-        ("cct", {"dim": 9, "heads": 3}, r"dim=9 was asked for, .* Give an even dim"),
-        ("gpt", {"vocab": 0}, r"vocab=0 was asked for, .* whole number of 1 or more"),
-        ("myrtle", {"bias": "last"}, r"bias='last' .* one of True, False, 'first'"),
-        ("myrtle", {"widths": (1, 2, 3)}, r"widths=\(1, 2, 3\) .* Give four widths"),
-        ("myrtle", {"width": -1}, r"width=-1 was asked for, .* whole number of 1 or more"),
-        ("lenet", {"widths": (6, 16)}, r"widths=\(6, 16\) .* Give four widths"),
-        ("lenet", {"side": 8, "padding": 0}, r"side=8 with padding=0 .* nothing is left .* Give larger images"),
-        ("mlp", {"widths": (784,)}, r"widths=\(784,\) .* Give two widths or more"),
-        ("mlp", {"activation": "rellu"}, r"activation 'rellu' was asked for, .* Did you mean 'relu"),
-        ("mlp", {"activation": "relu:0.1"}, r"relu takes no number. Write 'relu', or use one of leaky_relu:NUMBER"),
-        ("mlp", {"activation": "leaky_relu:x"}, r"'leaky_relu:x' was asked for, but 'x' is no number"),
-        ("mlp", {"slope": 0.1}, r"slope=0.1 .* activation 'relu', but only leaky_relu has a slope. Leave"),
+        ("resnet20", {"shortcut": "C"}, r"shortcut must be one of None, 'A', 'B', but is 'C'"),
+        ("resnet20", {"init": "he"}, r"init must be one of 'kaiming', 'torch', but is 'he'"),
+        ("resnet20", {"width": 0}, r"width must be a positive number .*, but is 0"),
+        ("vgg11", {"classifier": "two"}, r"classifier must be one of 'linear', 'mlp', but is 'two'"),
+        ("vit", {"pool": "max"}, r"pool must be one of 'token', 'mean', but is 'max'"),
+        ("vit", {"patch": 5}, r"side must be a multiple of patch, but they are side=32, patch=5"),
+        ("vit", {"dim": 10, "heads": 4}, r"dim must be a multiple of heads, but they are dim=10, heads=4"),
+        ("vit", {"norm": "batch"}, r"norm must be one of 'layer', 'rms', but is 'batch'"),
+        ("gpt", {"norm": "batch"}, r"norm must be one of 'layer', 'rms', but is 'batch'"),
+        ("cct", {"dim": 9, "heads": 3}, r"dim must be even .*, but is 9"),
+        ("gpt", {"vocab": 0}, r"vocab must be an integer of at least 1, but is 0"),
+        ("myrtle", {"bias": "last"}, r"bias must be one of True, False, 'first', but is 'last'"),
+        ("myrtle", {"widths": (1, 2, 3)}, r"widths must be four sizes .*, but is \(1, 2, 3\)"),
+        ("myrtle", {"width": -1}, r"width must be an integer of at least 1, but is -1"),
+        ("lenet", {"widths": (6, 16)}, r"widths must be four sizes .*, but is \(6, 16\)"),
+        ("lenet", {"side": 8, "padding": 0}, r"side=8 with padding=0 are too small .* Give larger images"),
+        ("mlp", {"widths": (784,)}, r"widths must be two sizes or more, .*, but is \(784,\)"),
+        ("mlp", {"activation": "rellu"}, r"Unknown activation 'rellu'. Did you mean 'relu"),
+        ("mlp", {"activation": "relu:0.1"}, r"relu takes none. Write 'relu', or use leaky_relu:NUMBER"),
+        ("mlp", {"activation": "leaky_relu:x"}, r"'leaky_relu:x' needs a number after the colon, but has 'x'"),
+        ("mlp", {"slope": 0.1}, r"slope=0.1 does not apply to the activation 'relu'. Leave"),
     ],
 )
 def test_errors_say_what_to_do(name: str, options: dict[str, Any], message: str) -> None:
@@ -432,12 +434,12 @@ def test_errors_say_what_to_do(name: str, options: dict[str, Any], message: str)
 
 
 def test_an_activation_must_give_a_module() -> None:
-    with pytest.raises(InputError, match=r"calling it gave int and no module. Pass a function of no arguments"):
+    with pytest.raises(InputError, match=r"returns int instead of a module. Pass a function without arguments"):
         maker(lambda: 3)()
 
 
 def test_a_number_does_not_pass_for_a_switch() -> None:
-    with pytest.raises(InputError, match=r"bias=1 was asked for, but bias is one of True, False, 'first'"):
+    with pytest.raises(InputError, match=r"bias must be one of True, False, 'first', but is 1"):
         one_of("bias", 1, (True, False, "first"))
 
 

@@ -1,4 +1,4 @@
-"""Stacks: every architecture at once gives what each network gives alone; and how foreign networks are taken."""
+"""Stacks compute what each network computes alone, for every architecture and user networks; kernels against torch."""
 
 import copy
 import json
@@ -22,10 +22,6 @@ from intertwine.lab.zoo.networks.registry import build
 from intertwine.lab.zoo.randomness import Purpose, keyed
 from intertwine.lab.zoo.stacking.program import ROOT, Chain, chains, trace
 from intertwine.lab.zoo.stacking.stack import Stack
-
-# ----------------------------------------------------------------------------------------------------
-# Stacks: every architecture at once gives what each network gives alone; and how foreign networks are taken.
-
 
 BATCH = 4
 #: Small versions of every kind of network: name, options, and one input (ids run below the number given with "gpt").
@@ -410,7 +406,7 @@ def test_gradients_pass_where_nothing_was_dropped() -> None:
 
 
 def test_no_networks() -> None:
-    with pytest.raises(InputError, match=r"A stack of no networks was asked for. Give at least one"):
+    with pytest.raises(InputError, match=r"A stack needs at least one network"):
         Stack([])
 
 
@@ -664,7 +660,7 @@ def test_layers_a_chain_knows(layers: list[nn.Module], taken: int) -> None:
 
 def test_a_program_holds_each_layer_once() -> None:
     model = build("resnet20", shortcut="B")
-    program = trace(model, together=True)
+    program = trace(model, fuse=True)
     inside = [node.name for step in program.steps if step.chain for node in step.chain.nodes]
     whole = {step.into for step in trace(model).steps}
     assert len(inside) == len(set(inside))
@@ -672,9 +668,7 @@ def test_a_program_holds_each_layer_once() -> None:
     assert all(step.into == step.chain.nodes[-1].name for step in program.steps if step.chain)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The kernels for stacks on a GPU, run by triton's interpreter on any machine, against torch in double precision.
-
+# -- Triton kernels, in the interpreter of triton ---------------------------------------------------------------------
 
 #: Whole networks take the interpreter longest; one of each kind is enough for the suite.
 SLOW = {"stack, myrtle, odd sizes", "stack, myrtle, no BN", "stack, resnet20, B", "stack, tiny10"}

@@ -1,9 +1,10 @@
-"""Zoo: trained networks in a folder, one safetensors file per seed and a manifest."""
+"""Zoo: trained networks in a folder, with one safetensors file per seed and a manifest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +27,16 @@ from intertwine.lazy import data_frame
 if TYPE_CHECKING:
     Networks = Sequence[nn.Module]
 else:
-    Networks = Sequence  # whoever checks annotations while a program runs would read a network to see its type
+    Networks = Sequence  # a run-time check of `Sequence[nn.Module]` would load a network
 
-#: What to do where a training was stopped early.
-UNFINISHED = "no network is finished yet; the same `intertwine zoo train` goes on where it stopped"
+UNFINISHED = "no network is finished yet; run the same `intertwine zoo train` again to continue"
 
 
 @dataclass(frozen=True, eq=False)
 class Zoo(Networks):
-    """Networks in the order of their seeds: `zoo[3]` is the fourth, a model in eval mode, `zoo.records[3]` its record.
+    """Networks in the order of their seeds: `zoo[3]` is the fourth, in eval mode, and `zoo.records[3]` its record.
 
-    `zoo.seed(3)` is the network of seed 3, which the command line names `FOLDER:3`.
+    `zoo.seed(3)` is the network of seed 3, `FOLDER:3` on the command line.
     """
 
     folder: Path
@@ -63,20 +63,22 @@ class Zoo(Networks):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
-            raise IndexError(f"network {index} of {self.folder} was asked for, which holds {len(self)}: {self.seeds}")
+            raise IndexError(
+                f"Network {index} is out of range: {self.folder} holds {len(self)} of the seeds {self.seeds}."
+            )
         record = self.records[index]
         file = self.folder / record.file
         if not file.is_file():
             raise InputError(
-                f"The network of seed {record.seed} was asked for, but its weights {file} are not there. "
-                "Copy them again from where the zoo came from, or delete the zoo and train it again."
+                f"The weights of seed {record.seed} are missing: {file}. Copy them from the source of the zoo, or "
+                "delete the zoo and train it again."
             )
         if sha256(file) != record.sha256:
             raise MismatchError(
-                f"{file} is not the file that was written when seed {record.seed} was trained: its sha256 differs from "
-                "the manifest's. Copy it again from where the zoo came from, or delete the zoo and train it again."
+                f"{file} has changed since seed {record.seed} was trained: its sha256 differs from the manifest. Copy "
+                "it from the source of the zoo, or delete the zoo and train it again."
             )
-        with torch.random.fork_rng(devices=[]):  # its start is overwritten; it must not use up the user's numbers
+        with torch.random.fork_rng(devices=[]):  # initial weights are replaced below
             model = self.factory()
         if self.manifest.plan.precision == "float64":
             model.double()
@@ -86,64 +88,65 @@ class Zoo(Networks):
     def seed(self, seed: int) -> nn.Module:
         """The network of a seed."""
         if not self.records:
-            raise InputError(f"The network of seed {seed} was asked for, but in {self.folder} {UNFINISHED}.")
+            raise InputError(f"There is no network of seed {seed}: in {self.folder}, {UNFINISHED}.")
         if seed not in self.seeds:
             raise InputError(f"{self.folder} holds no network of seed {seed}; it holds {self.seeds}.")
         return self[self.seeds.index(seed)]
 
     def dataset(self, folder: str | Path | None = None) -> Dataset:
-        """The data the networks were trained on, seen as they saw it; refused when its contents differ.
+        """The data that the networks were trained on, with their normalisation.
 
         Args:
-            folder: where its files are; for a folder of images, where it is now.
+            folder: of its files; for a folder of images, its present path.
 
         Raises:
-            InputError: it is not there, or only the user has it. MismatchError: its contents are others.
+            InputError: it is missing, or it is the user's own `Dataset`. MismatchError: its contents have changed.
         """
         plan = self.manifest.plan.data
         moved = folder is not None and plan["name"].startswith(FOLDER)
-        found = data("imagefolder" if moved else self._known_data(), folder)
+        if not plan["name"].startswith(FOLDER):
+            try:
+                known_name(plan["name"])
+            except InputError as error:
+                raise InputError(
+                    f"{self.folder} was trained on a Dataset of your own, {plan['name']!r}, which cannot be read by "
+                    "its name. Pass it: zoo.evaluate(data)."
+                ) from error
+        found = data("imagefolder" if moved else plan["name"], folder)
         if found.checksum != plan["checksum"]:
             raise MismatchError(
-                f"{plan['name']} is not what {self.folder} was trained on: its checksum is {found.checksum[:12]}…, the "
-                f"manifest says {plan['checksum'][:12]}…. Give the folder of the same data."
+                f"{plan['name']} is not the data that {self.folder} was trained on: its checksum "
+                f"is {found.checksum[:12]}…, but the manifest has {plan['checksum'][:12]}…. "
+                "Give the folder of the same data."
             )
         return found.normalised(plan["mean"], plan["std"])
 
-    def _known_data(self) -> str:
-        """The name of the data set, where it can be read by its name."""
-        name = self.manifest.plan.data["name"]
-        if not name.startswith(FOLDER):
-            try:
-                known_name(name)
-            except InputError as error:
-                raise InputError(
-                    f"The data of {self.folder} was asked for, but it was trained on a Dataset of your own, "
-                    f"{name!r}, which intertwine cannot read by its name. Pass it: zoo.evaluate(data)."
-                ) from error
-        return name
-
     def evaluate(self, data: Dataset | None = None, device: str | None = None, together: int = 8) -> StackScore:
-        """Accuracy and loss of every network on the test part, in single precision, so many networks at once."""
+        """Accuracy and loss of every network on the test split, in single precision.
+
+        Args:
+            data: with its test split; by default the data of the training.
+            device: a GPU if there is one. together: number of networks evaluated at once.
+        """
         if not self.records:
-            raise InputError(f"{self.folder} was to be tested, but there {UNFINISHED}.")
+            raise InputError(f"There is nothing to evaluate: in {self.folder}, {UNFINISHED}.")
         how = precision("float32", find_device(device))
-        own = (self.dataset() if data is None else data).to(how.device)
+        found = (self.dataset() if data is None else data).to(how.device)
         parts = [self[i : i + together] for i in range(0, len(self), together)]
-        scores = [score(Stack(part, how.device), own, how) for part in parts]
+        scores = [score(Stack(part, how.device), found, how) for part in parts]
         return StackScore(torch.cat([s.accuracy for s in scores]), torch.cat([s.loss for s in scores]))
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per network, as plain data: its record without the history and the versions."""
-        left_out = ("history", "versions")
-        return [{k: v for k, v in asdict(record).items() if k not in left_out} for record in self.records]
+        omitted = ("history", "versions")
+        return [{k: v for k, v in asdict(record).items() if k not in omitted} for record in self.records]
 
     def to_frame(self) -> Any:
         """The rows as a polars data frame (`pip install 'intertwine[frames]'`)."""
         return data_frame(self.to_rows())
 
     def words(self) -> str:
-        """What there is, in words."""
+        """A one-line summary."""
         plan, size = self.manifest.plan, len(self)
         accuracies = [r.accuracy for r in self.records]
         span = f", accuracy {min(accuracies):.1%} to {max(accuracies):.1%}" if accuracies else ""
@@ -156,24 +159,21 @@ class Zoo(Networks):
 
 
 def load(folder: str | Path, factory: Callable[[], nn.Module] | None = None) -> Zoo:
-    """A zoo from its folder.
+    """Load a zoo.
 
     Args:
-        folder: what `train` wrote. factory: makes the architecture, where it is not one of intertwine's own.
+        folder: that `train` wrote. factory: builds the network, if it is not one of `zoo.architectures()`.
 
     Raises:
-        InputError: no manifest, a damaged one, or an architecture that only its factory can make.
+        InputError: no manifest, a damaged one, or networks of the user's own function without a factory.
     """
-    place = Path(folder)
-    manifest = read_manifest(place)
-    return Zoo(place, manifest, factory or _factory(place, manifest))
-
-
-def _factory(folder: Path, manifest: Manifest) -> Callable[[], nn.Module]:
+    manifest = read_manifest(Path(folder))
     architecture = manifest.plan.architecture
-    if architecture.get("own"):
-        raise InputError(
-            f"{folder} holds networks made by {architecture['name']}, which intertwine does not know. "
-            "Load it with that function: zoo.load(folder, factory)."
-        )
-    return lambda: build(architecture["name"], **architecture["options"])
+    if factory is None:
+        if architecture.get("own"):
+            raise InputError(
+                f"{folder} holds networks of your own function {architecture['name']}. Load it with that function: "
+                "zoo.load(folder, factory)."
+            )
+        factory = partial(build, architecture["name"], **architecture["options"])
+    return Zoo(Path(folder), manifest, factory)

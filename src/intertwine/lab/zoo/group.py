@@ -1,4 +1,4 @@
-"""Seeds that are trained together: their history, their checkpoint on disk, and their shared start (spawning)."""
+"""Seeds that are trained together: their history, their checkpoint on disk, and shared first epochs (spawning)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,14 @@ from intertwine.lab.zoo.precision import Precision
 from intertwine.lab.zoo.recipe import Recipe
 from intertwine.lab.zoo.trainer import StackScore, StackTrainer
 
-# ----------------------------------------------------------------------------------------------------
-# History: what was measured of a group of networks after every epoch.
-
-
 EpochValues = list[float]
-#: What is written for a loss that is no number any more: JSON has none for it.
+#: Stands for NaN and infinity in losses, which JSON cannot hold.
 DIVERGED = 1e30
 
 
 @dataclass
 class History:
-    """Per epoch one number per network; None where no test was taken."""
+    """Per epoch one number per network; None without a test."""
 
     train_loss: list[EpochValues] = field(default_factory=list)
     accuracy: list[EpochValues | None] = field(default_factory=list)
@@ -44,18 +40,13 @@ class History:
         self.accuracy.append(None if score is None else score.accuracy.tolist())
         self.loss.append(None if score is None else score.loss.nan_to_num(DIVERGED, DIVERGED).tolist())
 
-    def accuracy_at(self, epoch: int, i: int) -> float:
-        """Test accuracy of a network after an epoch, counted from 1."""
-        row = self.accuracy[epoch - 1]
-        return float("nan") if row is None else row[i]
-
-    def loss_at(self, epoch: int, i: int) -> float:
-        """Test loss of a network after an epoch, counted from 1."""
-        row = self.loss[epoch - 1]
-        return float("nan") if row is None else row[i]
+    def test_at(self, epoch: int, i: int) -> tuple[float, float]:
+        """Test accuracy and loss of a network after an epoch, counted from 1; NaN without a test."""
+        accuracy, loss = self.accuracy[epoch - 1], self.loss[epoch - 1]
+        return float("nan") if accuracy is None else accuracy[i], float("nan") if loss is None else loss[i]
 
     def best_epoch(self, i: int) -> int:
-        """The first epoch, counted from 1, after which a network did best on the test part."""
+        """The first epoch, counted from 1, with the best test accuracy of a network."""
         rows = [(row[i], -epoch) for epoch, row in enumerate(self.accuracy, 1) if row is not None]
         return -max(rows)[1]
 
@@ -66,23 +57,10 @@ class History:
             "accuracy": [None if row is None else round(row[i], 6) for row in self.accuracy],
         }
 
-    def to_json(self) -> str:
-        """As text."""
-        return json.dumps({"train_loss": self.train_loss, "accuracy": self.accuracy, "loss": self.loss})
-
-    @classmethod
-    def from_json(cls, text: str) -> History:
-        """From `to_json`."""
-        return cls(**json.loads(text))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Group: seeds that are trained together, with their state on disk.
-
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """What all groups of a run share. `states` is the folder of unfinished groups, `architecture` what they are of."""
+    """What all groups of a run share; `states` is the folder of unfinished groups."""
 
     recipe: Recipe
     data: Dataset
@@ -95,9 +73,9 @@ class GroupSettings:
 
 
 class TrainingGroup:
-    """Networks in training: taken up where their state on disk says, or begun.
+    """Networks in training, resumed from their state on disk if there is one.
 
-    With `recipe.spawn`, the first epochs are those of one network alone, the parent, and all others are copies of it.
+    With `recipe.spawn`, the first epochs train a single network, the parent, and all networks begin as copies of it.
     """
 
     def __init__(self, seeds: list[int], factory: Callable[[], nn.Module], settings: GroupSettings) -> None:
@@ -105,50 +83,46 @@ class TrainingGroup:
         self.history, self.earlier_seconds, self._start = History(), 0.0, time.monotonic()
         models = [initial(factory, settings.recipe.spawn_seed if settings.recipe.spawn else s) for s in seeds]
         self.trainer = StackTrainer(models, seeds, settings.data, settings.recipe, settings.precision)
-        self._kept = models[0].state_dict().keys()  # a stack also holds buffers that no file does
+        self._saved = models[0].state_dict().keys()  # a stack also holds non-persistent buffers
         self._best: dict[str, Tensor] = {}
         self._path = settings.states / f"{_digest(seeds, settings)}.safetensors"
         if self._path.is_file():
-            self._take_up(self._path)
+            self._resume()
         elif settings.recipe.spawn:
             self._spawn(factory)
 
     @property
     def epoch(self) -> int:
-        """Epochs that are done."""
+        """Number of finished epochs."""
         return self.trainer.epoch
 
     @property
     def mean_accuracy(self) -> float | None:
-        """On the test part, the last time it was taken."""
+        """Of the last test."""
         rows = [row for row in self.history.accuracy if row is not None]
         return sum(rows[-1]) / len(rows[-1]) if rows else None
 
-    def run_epoch(self, tick: Callable[[float], None]) -> None:
-        """Train one epoch, test, and write the state when it is time."""
-        loss = self.trainer.run_epoch(tick)
+    def run_epoch(self, progress: Callable[[float], None]) -> None:
+        """Train one epoch, then test and save if they are due."""
+        loss = self.trainer.run_epoch(progress)
         last = self.epoch == self.settings.recipe.epochs
         score = self.trainer.score() if last or self.epoch % self.settings.score_every == 0 else None
         self.history.add(loss, score)
         if score is not None and self.settings.select == "best-on-test":
-            self._keep_best()
+            self._store_best()
         if last or self.epoch % self.settings.save_every == 0:
             self.save()
 
     def chosen_epoch(self, i: int) -> int:
-        """The epoch whose weights are kept."""
-        return self.best_epoch(i) if self.settings.select == "best-on-test" else self.epoch
-
-    def best_epoch(self, i: int) -> int:
-        """The best epoch on the test part."""
-        return self.history.best_epoch(i)
+        """The epoch whose weights are written."""
+        return self.history.best_epoch(i) if self.settings.select == "best-on-test" else self.epoch
 
     def weights(self, i: int) -> dict[str, Tensor]:
-        """The state dict of one network that is kept."""
+        """The state dict of one network in its chosen epoch."""
         state = {n: t[i].cpu().clone() for n, t in self._best.items()} if self._best else self.trainer.stack.state(i)
-        return {name: t for name, t in state.items() if name in self._kept}
+        return {name: t for name, t in state.items() if name in self._saved}
 
-    def _keep_best(self) -> None:
+    def _store_best(self) -> None:
         tensors = self.trainer.stack.tensors
         if not self._best:
             self._best = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
@@ -160,44 +134,42 @@ class TrainingGroup:
     # -- the state on disk ---------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write everything the rest of the training depends on."""
+        """Write everything that the rest of the training depends on."""
         seconds = self.earlier_seconds + time.monotonic() - self._start
-        about = {"epoch": str(self.epoch), "history": self.history.to_json(), "seconds": str(seconds)}
+        history = json.dumps(asdict(self.history))
+        about = {"epoch": str(self.epoch), "history": history, "seconds": str(seconds)}
         best = {f"best:{name}": t for name, t in self._best.items()}
         write_tensors(self._path, self.trainer.state() | best, about)
 
-    def forget(self) -> None:
-        """The networks are in the zoo: the state is not needed any more."""
+    def delete_state(self) -> None:
+        """Delete the state on disk, once the networks are in the zoo."""
         self._path.unlink(missing_ok=True)
         if self._path.parent.is_dir() and not any(self._path.parent.iterdir()):
             self._path.parent.rmdir()
 
-    def _take_up(self, path: Path) -> None:
+    def _resume(self) -> None:
         try:
-            with safe_open(path, "pt") as file:
+            with safe_open(self._path, "pt") as file:
                 tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
         except SafetensorError as error:
             raise InputError(
-                f"The state of the seeds {self.seeds} in training, {path}, cannot be read ({error}). "
-                "Delete it, and their training begins anew."
+                f"The training state of the seeds {self.seeds} in {self._path} cannot be read ({error}). Delete it to "
+                "train them from the start."
             ) from error
         self.trainer.restore(tensors, int(about["epoch"]))
-        self.history, self.earlier_seconds = History.from_json(about["history"]), float(about["seconds"])
+        self.history, self.earlier_seconds = History(**json.loads(about["history"])), float(about["seconds"])
         device = self.settings.precision.device
         self._best = {n.removeprefix("best:"): t.to(device) for n, t in tensors.items() if n.startswith("best:")}
 
     def _spawn(self, factory: Callable[[], nn.Module]) -> None:
-        """Train the parent for the shared epochs, and make every network a copy of it, optimizer and all."""
+        """Train the parent for the shared epochs, and copy its weights and optimizer state to every network."""
         recipe, count = self.settings.recipe, len(self.seeds)
-        parent = [recipe.spawn_seed]
-        trainer = StackTrainer(
-            [initial(factory, parent[0])], parent, self.settings.data, recipe, self.settings.precision
-        )
+        parent = initial(factory, recipe.spawn_seed)
+        trainer = StackTrainer([parent], [recipe.spawn_seed], self.settings.data, recipe, self.settings.precision)
         for _ in range(recipe.spawn):
             loss = trainer.run_epoch()
             score = trainer.score()
-            wide = type(score)(score.accuracy.expand(count), score.loss.expand(count))
-            self.history.add(loss.expand(count), wide)
+            self.history.add(loss.expand(count), StackScore(score.accuracy.expand(count), score.loss.expand(count)))
             if self.settings.select == "best-on-test" and self.history.best_epoch(0) == trainer.epoch:
                 tensors = trainer.stack.tensors
                 self._best = {n: t.detach().expand(count, *t.shape[1:]).clone() for n, t in tensors.items()}
@@ -206,14 +178,14 @@ class TrainingGroup:
 
 
 def initial(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A network as it is before training; its seed alone decides, not what was drawn before."""
+    """A network with the initial weights of a seed; torch's global generator is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return factory()
 
 
 def _digest(seeds: list[int], settings: GroupSettings) -> str:
-    """A name for what a state belongs to: another training does not take it up."""
+    """A file name for the state that identifies the training, so that no other training resumes it."""
     data = [settings.data.checksum, settings.data.mean, settings.data.std]
-    made = [seeds, settings.architecture, settings.recipe.to_dict(), data, settings.precision.name, settings.select]
-    return hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]
+    parts = [seeds, settings.architecture, settings.recipe.to_dict(), data, settings.precision.name, settings.select]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Precision: in which numbers networks are trained, and what that asks of the device."""
+"""The numeric precision of training, and the device."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from importlib.util import find_spec
 
 import torch
 
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 
 NAMES = ("float64", "float32", "tf32", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Weights are kept in `dtype`; images and hidden features are in `features`."""
+    """A precision on a device: weights are in `dtype`, images and hidden features in `features`."""
 
     name: str
     device: torch.device
@@ -28,62 +28,61 @@ class Precision:
 
     @property
     def features(self) -> torch.dtype:
-        """Of the images a network is given."""
+        """Of the images that a network reads."""
         return torch.bfloat16 if self.name == "bfloat16" else self.dtype
 
     @property
     def fast(self) -> bool:
-        """Whether our kernels take the layers they know."""
+        """Whether the fused Triton kernels run the layers they support."""
         return self.name == "bfloat16" and self.device.type == "cuda" and find_spec("triton") is not None
 
     def cast(self) -> AbstractContextManager[object]:
-        """Within it, torch's own layers choose their numbers."""
+        """The autocast context of torch for bfloat16; no effect otherwise."""
         if self.name != "bfloat16":
             return nullcontext()
-        # a recorded step must cast the weights each time it is replayed
+        # without a cache, because a recorded step must cast the weights at every replay
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     @contextmanager
     def flags(self) -> Iterator[None]:
-        """Within it, torch's GPU libraries use TF32 only where it was asked for, and give the same bits every time."""
-        backends = torch.backends
-        found = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.deterministic
-        before = tuple(map(bool, found))
-        _set_flags(self.name == "tf32", self.name == "tf32", True)
+        """Within it, torch's GPU libraries use TF32 only if this precision is tf32, and are deterministic."""
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = bool(matmul.allow_tf32), bool(cudnn.allow_tf32), bool(cudnn.deterministic)
+        matmul.allow_tf32 = cudnn.allow_tf32 = self.name == "tf32"
+        cudnn.deterministic = True
         try:
             yield
         finally:
-            _set_flags(*before)
-
-
-def _set_flags(products: bool, convolutions: bool, deterministic: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = products
-    torch.backends.cudnn.allow_tf32 = convolutions
-    torch.backends.cudnn.deterministic = deterministic
+            matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
 
 
 def precision(name: str | None, device: torch.device) -> Precision:
-    """The precision of that name; without one, bfloat16 on a GPU and float32 elsewhere.
+    """The precision of that name; by default bfloat16 on a GPU and float32 elsewhere.
 
     >>> precision(None, torch.device("cpu")).name
     'float32'
     """
     name = name or ("bfloat16" if device.type == "cuda" else "float32")
     if name not in NAMES:
-        raise InputError(f"The precision {name!r} was asked for; it is one of {', '.join(NAMES)}.")
+        raise InputError(unknown_name("precision", name, NAMES))
     if name == "tf32" and device.type != "cuda":
-        raise InputError(f"tf32 was asked for on {device}, but only GPUs have it. Use float32 there.")
+        raise InputError(f"The precision tf32 needs a GPU, but the device is {device}. Use float32 there.")
     return Precision(name, device)
 
 
 def find_device(name: str | None, here: bool = True) -> torch.device:
-    """The device of that name; without one, a GPU if there is one. `here`: whether this machine must have it."""
+    """The device of that name; by default a GPU if there is one.
+
+    Args:
+        name: such as "cpu", "cuda" or "cuda:1".
+        here: whether this machine must have the device.
+    """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InputError(f"The device {name!r} was asked for; torch knows cpu, cuda, cuda:1 and the like.") from error
+        raise InputError(f"Unknown device {name!r}. Use a device of torch such as cpu, cuda or cuda:1.") from error
     if here and device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"The device {name!r} was asked for, but torch finds no GPU here. Use the device cpu.")
+        raise InputError(f"The device {name!r} needs a GPU, but torch finds none. Use the device cpu.")
     return device

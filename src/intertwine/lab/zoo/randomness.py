@@ -1,7 +1,7 @@
-"""Random numbers without a state: each is a hash of a seed and of what it is for.
+"""Stateless random numbers: each one is a hash of a seed and its purpose.
 
-A network's order of samples, its augmentation and its dropout depend on its own seed and on the place in training
-alone: not on which networks are trained beside it, not on the device, and not on where a run was stopped and resumed.
+The order of samples, the augmentation and the dropout of a network depend only on its seed and the step of training:
+not on the other networks of the stack, the device, or where a run was stopped and resumed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from intertwine.argument_types import Float, Int
 
 
 class Purpose(IntEnum):
-    """What a number is drawn for; two purposes never share their numbers."""
+    """What a number is used for; different purposes have different numbers."""
 
     ORDER = 1
     SHIFT_DOWN = 2
@@ -29,17 +29,13 @@ class Purpose(IntEnum):
     DROPOUT = 10
 
 
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
-
-
-# The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), whose arithmetic modulo 2^64 torch's int64 carries out.
-GOLDEN, FIRST, SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-BITS = 53  # what a float64 holds
+# The finaliser of SplitMix64 (Steele, Lea and Flood 2014); int64 arithmetic in torch is modulo 2^64.
+GOLDEN, FIRST, SECOND = (n - 2**64 for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+BITS = 53  # of the mantissa of a float64
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """x >> bits without the sign."""
+    """x >> bits as an unsigned shift."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -51,7 +47,7 @@ def mixed(x: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
 
 
 def keyed(keys: Int[Tensor, "*n"], *words: int | Tensor) -> Int[Tensor, "*m"]:
-    """New keys from keys and further words, which broadcast against them."""
+    """New keys from keys and words, which broadcast against them."""
     for word in words:
         keys = mixed((keys ^ mixed(torch.as_tensor(word, device=keys.device) + GOLDEN)) + GOLDEN)
     return keys
@@ -74,5 +70,5 @@ def drawn(seeds: Int[Tensor, " networks"], epoch: int, purpose: Purpose, count: 
 
 
 def orders(seeds: Int[Tensor, " networks"], epoch: int, count: int) -> Int[Tensor, "networks count"]:
-    """In which order each network sees the samples of an epoch."""
+    """The order of the samples of an epoch for each network."""
     return drawn(seeds, epoch, Purpose.ORDER, count).argsort(dim=1, stable=True)

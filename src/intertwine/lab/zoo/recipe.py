@@ -1,4 +1,4 @@
-"""Recipes: how a network is trained, by name or as data; and lists of seeds as users write them."""
+"""Recipes: how a network is trained, as plain data, with those of the papers by name; and lists of seeds as text."""
 
 from __future__ import annotations
 
@@ -8,38 +8,34 @@ from math import ceil, cos, inf, pi
 from numbers import Integral, Real
 from typing import Any
 
-from intertwine.errors import InputError, did_you_mean
-
-# ----------------------------------------------------------------------------------------------------
-# Recipes: how a network is trained. Those of the papers by name, and a short modern one.
-#
-# A recipe is data: it is written into the manifest of every zoo, and two zoos of one recipe were trained alike.
-
+from intertwine.errors import InputError, unknown_name
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("steps", "cosine", "one-cycle")
-#: Entries that are whole numbers, with the least that each may be; and those that are any number.
+#: Integer entries with their minimum, then entries that may be any number of at least 0.
 COUNTS = {"epochs": 1, "batch": 1, "shift": 0, "crop": 0, "spawn": 0, "spawn_seed": 0}
 NUMBERS = ("rate", "momentum", "weight_decay", "gamma", "warmup", "label_smoothing", "mixup", "cutmix")
 FLAGS = ("nesterov", "flip")
+#: The largest number of seeds in one list.
+MOST_SEEDS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train. Numbers of pixels, rates and fractions; see `lab/zoo/augment.py` for what the augmentations do.
+    """How to train a network. A recipe is plain data and is stored in the manifest of every zoo.
 
     Attributes:
         optimizer: "sgd", "adam" or "adamw". rate: the learning rate at the start (of a one-cycle: at its peak).
-        weight_decay: added to the gradient (adamw: to the step), on all parameters or, with `decay="weights"`, not on
-            biases and normalisation.
-        schedule: "steps" multiplies the rate by `gamma` before each epoch of `milestones`; "cosine" lets it fall to
-            zero; "one-cycle" too, in a straight line. Both let it rise in the first `warmup` epochs.
-        shift: translate by up to so many pixels, filled with the mean colour. crop: the same, filled with black.
-        flip: mirror every other image. mixup, cutmix: the parameter of the Beta distribution, 0 for none; where both
-            are given, each batch gets one of them.
+        weight_decay: added to the gradient (adamw: to the step), of all parameters or, with `decay="weights"`, of all
+            but biases and normalisation.
+        schedule: "steps" multiplies the rate by `gamma` before each epoch of `milestones`; "cosine" decays it to zero;
+            "one-cycle" decays it to zero linearly. Both increase it linearly in the first `warmup` epochs.
+        shift: translate by up to so many pixels and fill with the mean colour. crop: the same, filled with black.
+        flip: mirror an image with probability 1/2. mixup, cutmix: the parameter of the Beta distribution, 0 for none;
+            with both, each batch gets one of them.
         normalise: "data": (pixel - mean) / std of the data set; "unit": pixel / 255.
-        spawn: networks of one zoo share their start and their first so many epochs, those of the seed `spawn_seed`, and
-            then go on with noise of their own.
+        spawn: the networks of a zoo share the initial weights and this many first epochs of the seed `spawn_seed`, and
+            then continue with their own noise.
     """
 
     name: str
@@ -71,24 +67,22 @@ class Recipe:
         choices["normalise"] = ("data", "unit")
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
-                raise InputError(
-                    f"The recipe asks for {field}={getattr(self, field)!r}; it is one of {', '.join(allowed)}."
-                )
+                raise InputError(unknown_name(field, getattr(self, field), allowed))
         for field, least in COUNTS.items():
             if not isinstance(count := getattr(self, field), Integral) or count < least:
-                raise InputError(f"The recipe asks for {field}={count!r}; give a whole number, {least} or more.")
+                raise InputError(f"{field} must be an integer of at least {least}, but is {count!r}.")
         for field in NUMBERS:
             if not isinstance(number := getattr(self, field), Real) or not 0 <= float(number) < inf:
-                raise InputError(f"The recipe asks for {field}={number!r}; give a number, 0 or more.")
+                raise InputError(f"{field} must be a number of at least 0, but is {number!r}.")
         for field in FLAGS:
-            if not isinstance(chosen := getattr(self, field), bool):
-                raise InputError(f"The recipe asks for {field}={chosen!r}; give True or False.")
+            if not isinstance(flag := getattr(self, field), bool):
+                raise InputError(f"{field} must be True or False, but is {flag!r}.")
         if not isinstance(self.milestones, tuple) or not all(isinstance(m, Integral) for m in self.milestones):
-            raise InputError(f"The recipe asks for milestones={self.milestones!r}; give epochs, such as [80, 120].")
+            raise InputError(f"milestones must be a list of epochs such as [80, 120], but is {self.milestones!r}.")
         if self.spawn and not 0 < self.spawn < self.epochs:
-            raise InputError(f"The recipe splits after epoch {self.spawn} of {self.epochs}; split in between.")
+            raise InputError(f"spawn must be below the number of epochs, {self.epochs}, but is {self.spawn}.")
         if self.shift and self.crop:
-            raise InputError("The recipe asks for both shift and crop; each translates the image, so choose one.")
+            raise InputError("shift and crop are both set, but each of them translates the image. Choose one.")
 
     def rate_at(self, step: int, steps_per_epoch: int) -> float:
         """The learning rate of one step."""
@@ -106,10 +100,10 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, entries: Mapping[str, Any]) -> Recipe:
-        """A recipe from plain data, as `to_dict` writes it."""
+        """A recipe from the output of `to_dict`."""
         unknown = sorted(set(entries) - {field.name for field in fields(cls)})
         if unknown:
-            raise InputError(f"A recipe has no entry {', '.join(unknown)}; see intertwine.zoo.Recipe for those it has.")
+            raise InputError(unknown_name("entry of a recipe", unknown[0], [field.name for field in fields(cls)]))
         values: dict[str, Any] = {**entries, "milestones": tuple(entries.get("milestones", ()))}
         return cls(**values)
 
@@ -160,9 +154,9 @@ RECIPES = {
 
 
 def recipe(which: str | Recipe, **changes: Any) -> Recipe:
-    """A recipe by name or as it is, with some of its entries changed.
+    """A recipe by name or as given, with some of its entries changed.
 
-    Milestones, warm-up and split keep their share of the training when only `epochs` changes.
+    Milestones, warm-up and spawn keep their share of the training when only `epochs` changes.
 
     Example:
         >>> recipe("godfrey").milestones
@@ -172,17 +166,15 @@ def recipe(which: str | Recipe, **changes: Any) -> Recipe:
     """
     if isinstance(which, str):
         if which not in RECIPES:
-            raise InputError(
-                f"There is no recipe {which!r}. {did_you_mean(which, RECIPES)}The names are {', '.join(RECIPES)}."
-            )
+            raise InputError(unknown_name("recipe", which, RECIPES))
         which = RECIPES[which]
     changes = {key: value for key, value in changes.items() if value is not None}
-    unknown = sorted(set(changes) - {field.name for field in fields(Recipe)})
-    if unknown:
-        known = ", ".join(field.name for field in fields(Recipe) if field.name not in ("name", "source"))
-        raise InputError(f"The recipe was asked for {', '.join(unknown)}; its entries are {known}.")
+    known = [field.name for field in fields(Recipe)]
+    for name in changes:
+        if name not in known:
+            raise InputError(unknown_name("entry of a recipe", name, [n for n in known if n not in ("name", "source")]))
     epochs = changes.get("epochs", which.epochs)
-    share = epochs / which.epochs if isinstance(epochs, int) else 1  # what is no number is refused below
+    share = epochs / which.epochs if isinstance(epochs, int) else 1  # other types are refused by Recipe
     if share != 1:
         scaled: dict[str, Any] = {
             "milestones": tuple(max(1, round(m * share)) for m in which.milestones),
@@ -195,36 +187,23 @@ def recipe(which: str | Recipe, **changes: Any) -> Recipe:
     return replace(which, **changes)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Seeds as users write them, on the command line and in plans.
-
-
-#: Seeds in one list: more networks than anybody trains, and few enough to write down.
-MOST = 1_000_000
-
-
 def seeds(text: str) -> list[int]:
-    """`0:32` (32 is not among them), `7`, or several of these with commas.
+    """Seeds as users write them: `0:32` (without 32), `7`, or several of these separated by commas.
 
     >>> seeds("0:3,7")
     [0, 1, 2, 7]
     """
     found: list[int] = []
-    try:
-        for part in text.split(","):
-            first, colon, last = part.partition(":")
+    advice = "Write 0:32 for 32 seeds from 0, or 3,5,8."
+    for part in text.split(","):
+        first, colon, last = part.partition(":")
+        try:
             new = range(int(first or 0), int(last)) if colon else [int(part)]
-            if len(new) + len(found) > MOST:
-                raise ValueError(f"more than {MOST:,}")
-            found += new
-    except ValueError as error:
-        many = f" ({error})" if "more than" in str(error) else ""
-        raise InputError(
-            f"The seeds {text!r} were asked for{many}. Write 0:32 for 32 seeds from 0, or 3,5,8."
-        ) from error
+        except ValueError as error:
+            raise InputError(f"The seeds {text!r} are not numbers ({error}). {advice}") from error
+        if len(new) + len(found) > MOST_SEEDS:
+            raise InputError(f"The seeds {text!r} are more than {MOST_SEEDS:,}. {advice}")
+        found += new
     if not found:
-        raise InputError(
-            f"The seeds {text!r} were asked for, but there is none: A:B is from A to below B. Write 0:32 for 32 seeds "
-            "from 0, or 3,5,8."
-        )
+        raise InputError(f"The seeds {text!r} are an empty range: A:B runs from A to below B. {advice}")
     return found

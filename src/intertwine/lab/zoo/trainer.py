@@ -1,9 +1,12 @@
-"""The trainer of a stack: epochs, optimizer and its state, CUDA graphs, and scores on the test split."""
+"""The trainer of a stack: epochs, optimizer and its state, CUDA graphs, and test scores.
+
+An epoch depends only on the weights, the optimizer's state, the seeds and the number of the epoch, so a resumed run
+ends with the same weights as one without a break.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,26 +15,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from intertwine.argument_types import Float
-from intertwine.lab.zoo.augment import BatchMaker, StackBatch, draw
+from intertwine.lab.zoo.augment import BatchMaker, draw
 from intertwine.lab.zoo.datasets.dataset import Dataset
 from intertwine.lab.zoo.precision import Precision
 from intertwine.lab.zoo.randomness import Purpose, keyed
 from intertwine.lab.zoo.recipe import Recipe
 from intertwine.lab.zoo.stacking.stack import Stack
 
-# ----------------------------------------------------------------------------------------------------
-# Optimizers for stacks: torch's own, which work entry by entry, so that no network feels the others.
-
 
 def make_optimizer(recipe: Recipe, parameters: Mapping[str, Tensor], rate: float | Tensor) -> torch.optim.Optimizer:
-    """The recipe's optimizer on stacked parameters (networks, …); a rate in a tensor can change in a recorded step."""
+    """The recipe's optimizer on stacked parameters (networks, …); it acts on every entry separately.
+
+    A rate in a tensor can change between the replays of a recorded step.
+    """
     weights = [p for p in parameters.values() if p.dim() > 2 or recipe.decay == "all"]
     others = [p for p in parameters.values() if p.dim() <= 2 and recipe.decay != "all"]
-    groups = [
-        {"params": group, "weight_decay": decay}
-        for group, decay in ((weights, recipe.weight_decay), (others, 0.0))
-        if group
-    ]
+    decays = ((weights, recipe.weight_decay), (others, 0.0))
+    groups = [{"params": group, "weight_decay": decay} for group, decay in decays if group]
     recorded: dict[str, Any] = {"capturable": True} if isinstance(rate, Tensor) else {}
     match recipe.optimizer:
         case "sgd":
@@ -44,7 +44,7 @@ def make_optimizer(recipe: Recipe, parameters: Mapping[str, Tensor], rate: float
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the optimizer remembers, by the name of the parameter and of the entry."""
+    """The state of the optimizer, by the names of the parameter and the entry."""
     return {
         f"{name}:{key}": value
         for name, parameter in parameters.items()
@@ -56,7 +56,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, T
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
-    """Give an optimizer back what it remembered, in the memory layout of its parameters."""
+    """Restore the state of an optimizer, in the memory layout of its parameters."""
     for entry, value in state.items():
         name, _, key = entry.rpartition(":")
         parameter = parameters[name]
@@ -64,16 +64,9 @@ def restore_optimizer(
         optimizer.state[parameter][key] = own.detach()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Trainer: trains a stack of networks, one epoch at a time, and can be stopped and taken up again between epochs.
-#
-# What happens in an epoch depends on the weights, the optimizer's state, the seeds and the epoch's number, and on nothing
-# else; so a run that is taken up again ends with the weights it would have ended with.
-
-
-#: Steps that run as they are before one is recorded: the optimizer's memory must exist by then.
+#: Number of eager steps before one is recorded, which create the optimizer's state.
 BEFORE_RECORDING = 3
-#: Test images that all networks of a stack take at once.
+#: Test images in one batch, over all networks of a stack.
 TEST_IMAGES = 8192
 
 
@@ -86,12 +79,13 @@ class StackScore:
 
 
 class StackTrainer:
-    """A stack, its data and its recipe.
+    """Trains a stack of networks, one epoch at a time.
 
     Args:
-        models: one network per seed, as they are before training.
-        seeds: of the data order, the augmentation and dropout.
-        data: on any device; it is taken to the device of the training.
+        models: one network per seed, with its initial weights.
+        seeds: of data order, augmentation and dropout.
+        data: on any device; it is moved to the device of the training.
+        recipe: how to train. precision: of the training, with its device.
     """
 
     def __init__(
@@ -101,7 +95,7 @@ class StackTrainer:
         self.data = data.to(self.device)
         self.stack = Stack(models, self.device, precision.dtype, precision.fast)
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=self.device)
-        self.feeder = BatchMaker(recipe, self.data, precision.features)
+        self.batches = BatchMaker(recipe, self.data, precision.features)
         self.samples = len(data.labels)
         self.steps = -(-self.samples // recipe.batch)
         self.recorded = self.device.type == "cuda"
@@ -116,8 +110,12 @@ class StackTrainer:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._eager = 0
 
-    def run_epoch(self, tick: Callable[[float], None] = lambda part: None) -> Float[Tensor, " networks"]:
-        """Train one epoch; gives the mean training loss of every network. `tick` hears which part of it is done."""
+    def run_epoch(self, progress: Callable[[float], None] = lambda share: None) -> Float[Tensor, " networks"]:
+        """Train one epoch and return the mean training loss of every network.
+
+        Args:
+            progress: called after every step with the finished share of the epoch.
+        """
         self.draws.copy_(draw(self.recipe, self.seeds, self.epoch, self.samples))
         self._counter.copy_(torch.tensor([self.epoch * self.steps, 0]))
         self._loss.zero_()
@@ -125,116 +123,94 @@ class StackTrainer:
         full = self.samples // self.recipe.batch
         with self.precision.flags():
             for step in range(self.steps):
-                self._one(step, self.recipe.batch if step < full else self.samples % self.recipe.batch)
-                tick((step + 1) / self.steps)
+                self._run_step(step, self.recipe.batch if step < full else self.samples % self.recipe.batch)
+                progress((step + 1) / self.steps)
         self.epoch += 1
         return (self._loss / self.samples).cpu()
 
-    def _one(self, step: int, size: int) -> None:
+    def _run_step(self, step: int, size: int) -> None:
         if not self.recorded:
             start = step * self.recipe.batch
-            self._set_rate(self.rates[self.epoch * self.steps + step])  # pyrefly: ignore
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rates[self.epoch * self.steps + step]
             self._train(slice(start, start + size), slice(step, step + 1), self.epoch * self.steps + step)
         elif size == self.recipe.batch and self._graph is not None:
             self._graph.replay()
         elif size == self.recipe.batch and self._eager >= BEFORE_RECORDING:
-            self._record(size)
-        else:
-            self._eager += 1
-            with self._beside():
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
                 self._train_counted(size)
-
-    def _record(self, size: int) -> None:
-        """Record one step on the GPU, and run it."""
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._train_counted(size)
-        self._graph = graph
-        graph.replay()
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """Run on a stream of its own, as a recording will: what autograd keeps must not be tied to the default one."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            yield
-        torch.cuda.current_stream().wait_stream(stream)
+            self._graph = graph
+            graph.replay()
+        else:  # on a side stream, as in a recording, so that autograd is not bound to the default stream
+            self._eager += 1
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._train_counted(size)
+            torch.cuda.current_stream().wait_stream(stream)
 
     def _train_counted(self, size: int) -> None:
-        """One step whose number is read on the device."""
+        """One step that reads its number on the device."""
         total, step = self._counter[:1], self._counter[1:]
         at = step * self.recipe.batch + torch.arange(size, device=self.device)
         self.rate.copy_(self.rates[total][0])  # pyrefly: ignore
         self._train(at, step, total)
         self._counter += 1
 
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
     def _train(self, at: slice | Tensor, step: slice | Tensor, total: int | Tensor) -> None:
-        batch = self.feeder(self.draws, at, step)
+        batch = self.batches(self.draws, at, step)
         self.stack.keys = keyed(self.seeds, int(Purpose.DROPOUT), total) if self.stack.draws else None
         with self.precision.cast():
             logits = self.stack(batch.inputs)
-        loss = self._losses(logits, batch)
+        loss = self._mean_loss(logits, batch.labels)
+        if self.recipe.mixup or self.recipe.cutmix:  # mixed images have two labels
+            loss = loss + batch.share * (self._mean_loss(logits, batch.partners) - loss)
         loss.sum().backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._loss += loss.detach() * batch.labels.shape[1]
 
-    def _losses(self, logits: Tensor, batch: StackBatch) -> Float[Tensor, " networks"]:
-        """The mean loss of each network; mixed images have two labels."""
-        first = self._mean_loss(logits, batch.labels)
-        if not (self.recipe.mixup or self.recipe.cutmix):
-            return first
-        return first + batch.share * (self._mean_loss(logits, batch.partners) - first)
-
-    def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        flat = logits.flatten(0, 1).to(self.precision.dtype)
-        smooth = self.recipe.label_smoothing
-        return (
-            cross_entropy(flat, labels.flatten(), reduction="none", label_smoothing=smooth).view(labels.shape).mean(1)
-        )
+    def _mean_loss(self, logits: Tensor, labels: Tensor) -> Float[Tensor, " networks"]:
+        flat, smooth = logits.flatten(0, 1).to(self.precision.dtype), self.recipe.label_smoothing
+        each = cross_entropy(flat, labels.flatten(), reduction="none", label_smoothing=smooth)
+        return each.view(labels.shape).mean(1)
 
     @torch.no_grad()
     def score(self) -> StackScore:
-        """Every network on the test images."""
+        """Accuracy and loss of every network on the test split."""
         return score(self.stack, self.data, self.precision)
 
-    # -- taking up again -----------------------------------------------------------------------------------------------
-
     def state(self) -> dict[str, Tensor]:
-        """Everything the rest of the training depends on, apart from the epoch's number."""
+        """Everything that the rest of the training depends on, except the number of the epoch."""
         tensors = {f"network:{name}": t for name, t in self.stack.tensors.items()}
-        memory = optimizer_state(self.optimizer, self.stack.parameters)
-        return tensors | {f"optimizer:{name}": t for name, t in memory.items()}
+        optimizer = optimizer_state(self.optimizer, self.stack.parameters)
+        return tensors | {f"optimizer:{name}": t for name, t in optimizer.items()}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor], epoch: int) -> None:
-        """Go on from a state after so many epochs."""
+        """Continue from a state after `epoch` epochs."""
         for name, t in self.stack.tensors.items():
             t.copy_(state[f"network:{name}"])
-        memory = {n.removeprefix("optimizer:"): t for n, t in state.items() if n.startswith("optimizer:")}
-        restore_optimizer(self.optimizer, self.stack.parameters, memory)
+        optimizer = {n.removeprefix("optimizer:"): t for n, t in state.items() if n.startswith("optimizer:")}
+        restore_optimizer(self.optimizer, self.stack.parameters, optimizer)
         self.epoch = epoch
 
 
 @torch.no_grad()
 def score(stack: Stack, data: Dataset, precision: Precision) -> StackScore:
-    """Every network of a stack on the test images, which lie on its device."""
-    was = stack.training
+    """Accuracy and loss of every network of a stack on the test split, which is on its device."""
+    training = stack.training
     stack.train(False)
-    right = torch.zeros(len(stack), dtype=torch.float64, device=precision.device)
-    loss = torch.zeros_like(right)
+    correct = torch.zeros(len(stack), dtype=torch.float64, device=precision.device)
+    loss = torch.zeros_like(correct)
     for inputs, labels in data.batches("test", max(1, TEST_IMAGES // len(stack)), precision.features):
         with precision.flags(), precision.cast():
             logits = stack(inputs.expand(len(stack), *inputs.shape)).double()
-        right += (logits.argmax(-1) == labels).sum(1)
+        correct += (logits.argmax(-1) == labels).sum(1)
         each = cross_entropy(logits.flatten(0, 1), labels.repeat(len(stack)), reduction="none")
         loss += each.view(len(stack), -1).sum(1)
-    stack.train(was)
+    stack.train(training)
     count = len(data.test_labels)
-    return StackScore((right / count).cpu(), (loss / count).cpu())
+    return StackScore((correct / count).cpu(), (loss / count).cpu())

@@ -1,4 +1,8 @@
-"""`train`: networks of one architecture from many seeds into a folder; checks of architecture and data, and progress."""
+"""`train`: networks of one architecture from many seeds, trained many at once, into a folder.
+
+Seeds are trained in groups. A group writes its state every few epochs; a run that was killed resumes at the last state
+and ends with the same weights. Finished seeds are not trained again.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from math import prod
@@ -18,7 +22,7 @@ import numpy
 import torch
 from torch import nn
 
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.files import folder_lock, write_tensors
 from intertwine.lab.zoo.datasets.dataset import Dataset
 from intertwine.lab.zoo.datasets.loading import data as find_data
@@ -26,23 +30,24 @@ from intertwine.lab.zoo.folder import Zoo
 from intertwine.lab.zoo.group import GroupSettings, TrainingGroup
 from intertwine.lab.zoo.manifest import MANIFEST_FILE, Manifest, Record, TrainingPlan, check_same, read_manifest
 from intertwine.lab.zoo.networks.registry import architecture, build
-from intertwine.lab.zoo.precision import find_device, precision
+from intertwine.lab.zoo.precision import find_device
+from intertwine.lab.zoo.precision import precision as find_precision
 from intertwine.lab.zoo.recipe import Recipe
 from intertwine.lab.zoo.recipe import recipe as find_recipe
 from intertwine.version import VERSION
 
-# ----------------------------------------------------------------------------------------------------
-# Progress: what a training tells whoever watches it. Only the command line draws a bar from it.
+HIDDEN = 512  # default width of the hidden layer of a perceptron
+SELECT = ("last", "best-on-test")
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Where a training stands.
+    """The progress of a training.
 
     Attributes:
-        seeds: the networks in training. epoch: epochs they have finished, of `epochs`.
-        done: the fraction of the whole work that is finished, from 0 to 1.
-        accuracy: mean test accuracy of these networks, where it was taken. left: seconds, as far as can be told.
+        seeds: the networks in training. epoch: number of their finished epochs, of `epochs`.
+        done: the finished share of the whole work, from 0 to 1.
+        accuracy: mean test accuracy of these networks at their last test. left: estimated seconds to the end.
     """
 
     seeds: tuple[int, ...]
@@ -53,39 +58,100 @@ class TrainingProgress:
     left: float | None
 
 
-ProgressReport = Callable[[TrainingProgress], None]
+ProgressCallback = Callable[[TrainingProgress], None]
 
 
-@dataclass
-class TrainingClock:
-    """Counts the work of a run in epochs of networks, and estimates the time left from what this run has done."""
+def train(
+    architecture: str | Callable[[], nn.Module], *, seeds: Iterable[int], data: str | Dataset, out: str | Path,
+    recipe: str | Recipe | None = None, options: Mapping[str, Any] | None = None, device: str | None = None,
+    precision: str | None = None, together: int | None = None, save_every: int | None = None, score_every: int = 1,
+    select: str = "last", data_folder: str | Path | None = None,
+    progress: ProgressCallback = lambda progress: None, **changes: Any,
+) -> Zoo:  # fmt: skip
+    """Train one network per seed and write them into a folder.
 
-    total: int | float
-    done: int | float = 0.0  # with what earlier runs did
-    start: float = field(default_factory=time.monotonic)
-    own: float = 0.0  # what this run did
+    The seed alone decides the initial weights, data order and augmentation of a network: up to rounding, it comes out
+    as if it had been trained alone.
 
-    def advance(self, amount: float) -> None:
-        """So many epochs of networks are done."""
-        self.done += amount
-        self.own += amount
+    Args:
+        architecture: a name of `zoo.architectures()`, or a function that builds a network.
+        seeds: of the networks; those that the folder already holds are not trained again.
+        data: "digits", "mnist", "fashion-mnist", "cifar10" or a `Dataset`. data_folder: of its files.
+        out: the folder. recipe: "godfrey", "csiszarik", "chen", "zhou", "fast", "plain", … or a `Recipe`; by default
+            "fast" for colour images and "plain" for others. changes: of its entries, such as `epochs=10`.
+        options: of the architecture; channels and classes follow from the data.
+        device: a GPU if there is one. precision: "bfloat16" on a GPU and "float32" elsewhere; "tf32", "float64".
+        together: number of networks trained at once (32 on a GPU, 8 elsewhere).
+        save_every: epochs between two states (a tenth of the training). score_every: epochs between two tests.
+        select: store the weights of the "last" epoch, or "best-on-test": of the epoch with the best test accuracy, as
+            some papers do; that accuracy is optimistic.
+        progress: called with a `TrainingProgress` during the training.
 
-    def left(self) -> float | None:
-        """Seconds until the end, if the rest goes as fast."""
-        if not self.own:
-            return None
-        return (time.monotonic() - self.start) / self.own * (self.total - self.done)
+    Example:
+        >>> import tempfile, intertwine as it
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     zoo = it.zoo.train("mlp", seeds=range(2), data="digits", out=folder, epochs=4)
+        ...     len(zoo), zoo[0](torch.zeros(1, 1, 8, 8)).shape, zoo.records[0].accuracy > 0.8
+        (2, torch.Size([1, 10]), True)
+    """
+    return prepare(
+        architecture, seeds=seeds, data=data, out=out, recipe=recipe, options=options, device=device,
+        precision=precision, together=together, save_every=save_every, score_every=score_every, select=select,
+        data_folder=data_folder, changes=changes,
+    ).run(progress)  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------
-# Fitting an architecture to a data set: the options that its images decide, and a check that it takes them.
+def prepare(
+    architecture: str | Callable[[], nn.Module], *, seeds: Iterable[int], data: str | Dataset, out: str | Path,
+    recipe: str | Recipe | None = None, options: Mapping[str, Any] | None = None, device: str | None = None,
+    precision: str | None = None, together: int | None = None, save_every: int | None = None, score_every: int = 1,
+    select: str = "last", data_folder: str | Path | None = None, changes: Mapping[str, Any] | None = None,
+) -> Training:  # fmt: skip
+    """Check the arguments of `train` before anything is written.
+
+    Raises:
+        InputError: an unknown name, an invalid entry of the recipe, or data that the network cannot read.
+    """
+    found = find_data(data, data_folder) if isinstance(data, str) else data
+    chosen = find_recipe(recipe or ("fast" if found.shape[0] == 3 else "plain"), **(changes or {}))
+    if chosen.normalise == "unit":
+        found = found.normalised([0] * found.shape[0], [255] * found.shape[0])
+    for name, number in (("together", together), ("save_every", save_every), ("score_every", score_every)):
+        if number is not None and number < 1:
+            raise InputError(f"{name} must be at least 1, but is {number}.")
+    if select not in SELECT:
+        raise InputError(unknown_name("value of select", select, SELECT))
+    numeric = find_precision(precision, find_device(device))
+    if isinstance(architecture, str):
+        fitted = fitted_options(architecture, options or {}, found)
+        described: dict[str, Any] = {"name": architecture, "options": fitted}
+        factory: Callable[[], nn.Module] = partial(build, architecture, **fitted)
+    elif options:
+        raise InputError(
+            "options apply to a named architecture only. Set them in the function that builds the network."
+        )
+    else:
+        name, own = _described(architecture)
+        described, factory = {"name": name, "options": own, "own": True}, architecture
+    check_fits(factory, str(described["name"]), found)
+    settings = GroupSettings(
+        chosen, found, numeric, save_every or max(1, chosen.epochs // 10), score_every, select, Path(out) / "training",
+        described,
+    )  # fmt: skip
+    about = {
+        "name": found.name, "checksum": found.checksum, "mean": list(found.mean), "std": list(found.std),
+        "classes": list(found.classes), "shape": list(found.shape),
+    }  # fmt: skip
+    plan = TrainingPlan(described, chosen.to_dict(), about, numeric.name, select)
+    at_once = together or (32 if numeric.device.type == "cuda" else 8)
+    return Training(Path(out), plan, factory, settings, _checked_seeds(seeds), at_once)
 
 
-HIDDEN = 512  # units of a perceptron whose widths nobody chose
+# -- Fitting an architecture to a data set -----------------------------------------------------------------------------
 
 
 def fitted_options(name: str, options: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
-    """The options of a network for these images: channels, classes and size, unless they were given.
+    """The options of a network for a data set: its channels, classes and image size, unless they are given.
 
     >>> import numpy as np
     >>> pair = np.zeros((5, 8, 8, 1), np.uint8), np.zeros(5, np.int64)
@@ -94,42 +160,34 @@ def fitted_options(name: str, options: Mapping[str, Any], data: Dataset) -> dict
     {'widths': [64, 512, 2]}
     """
     entry = architecture(name)
-    decided: dict[str, Any] = {}
+    fitted: dict[str, Any] = {}
     if "widths" in entry.options and "in_channels" not in entry.options:
-        decided["widths"] = [prod(data.shape), HIDDEN, len(data.classes)]
+        fitted["widths"] = [prod(data.shape), HIDDEN, len(data.classes)]
     if data.shape[0] != entry.input_shape[0]:
-        decided["in_channels"] = data.shape[0]
+        fitted["in_channels"] = data.shape[0]
     if len(data.classes) != 10:
-        decided["classes"] = len(data.classes)
+        fitted["classes"] = len(data.classes)
     if data.shape[1:] != entry.input_shape[1:] and data.shape[1] == data.shape[2]:
-        decided["side"] = data.shape[1]
-    return {k: v for k, v in decided.items() if k in entry.options} | plain_options(options)
+        fitted["side"] = data.shape[1]
+    return {k: v for k, v in fitted.items() if k in entry.options} | _plain_options(options)
 
 
-def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as they are written into a manifest; an activation is given by its name there."""
+def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as they are stored in a manifest."""
     plain: dict[str, Any] = {}
     for key, value in options.items():
         try:
-            plain[key] = json.loads(json.dumps(value))  # as it will be read again: tuples are lists
+            plain[key] = json.loads(json.dumps(value))  # as it will be read: tuples become lists
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"The option {key} was given as {value!r}, which cannot be written into a manifest. Give a name, "
-                "numbers or lists of them, or pass a function that builds the whole network instead of an "
-                "architecture's name."
+                f"The option {key}={value!r} cannot be written into a manifest. Give a name, numbers or lists of them, "
+                "or pass a function that builds the whole network instead of an architecture's name."
             ) from error
     return plain
 
 
-def checked_factory(name: str, options: Mapping[str, Any], data: Dataset) -> Callable[[], nn.Module]:
-    """A function that builds the network, once it was seen to take the images of the data set."""
-    factory = lambda: build(name, **options)  # noqa: E731
-    check_fits(factory, name, data)
-    return factory
-
-
 def check_fits(factory: Callable[[], nn.Module], name: str, data: Dataset) -> None:
-    """Run two images through a network: it must answer with one number per class."""
+    """Run two images through a network, which must return one number per class."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = factory().eval()
         inputs = data.inputs(data.images[:2].cpu())
@@ -139,116 +197,44 @@ def check_fits(factory: Callable[[], nn.Module], name: str, data: Dataset) -> No
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise InputError(
-                f"{name} cannot take the images of {data.name} ({size}): its forward raised {type(error).__name__}: "
+                f"{name} cannot read the images of {data.name} ({size}): its forward raised {type(error).__name__}: "
                 f"{first}. Give it options that fit, or choose another architecture or data set."
             ) from error
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, len(data.classes)):
         found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise InputError(
-            f"{name} was asked to tell the {len(data.classes)} classes of {data.name} apart, but answers two images "
-            f"with {found} instead of (2, {len(data.classes)}). Give it the number of classes, or another data set."
+            f"{name} does not fit the {len(data.classes)} classes of {data.name}: for two images it returns {found} "
+            f"instead of (2, {len(data.classes)}). Give it the number of classes, or another data set."
         )
 
 
-# ----------------------------------------------------------------------------------------------------
-# `train`: networks of one architecture from many seeds, many at once, into a folder that can be handed on.
-#
-# Seeds are trained in groups. After every few epochs a group's state is written; a run that is killed begins again at the
-# last state and ends with the same weights. Seeds that are finished are not trained again.
+def _described(function: Callable[..., nn.Module]) -> tuple[str, dict[str, Any]]:
+    """The name of a user's function, the same in every process, and the arguments of a `partial`."""
+    if isinstance(function, partial):
+        name, options = _described(function.func)
+        return name, options | _plain_options({str(i): v for i, v in enumerate(function.args)} | function.keywords)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}", {}
 
 
-SELECT = ("last", "best-on-test")
+def _checked_seeds(seeds: Iterable[int]) -> list[int]:
+    try:
+        checked = [index(seed) for seed in seeds]
+    except TypeError as error:
+        raise InputError(f"Seeds must be integers ({error}).") from error
+    if not checked:
+        raise InputError("There are no seeds. Give at least one, such as seeds=range(8).")
+    if len(set(checked)) != len(checked) or min(checked) < 0 or max(checked) >= 2**63:
+        raise InputError(f"Seeds must be different integers from 0 to below 2^63, but are {checked}.")
+    return checked
 
 
-def train(
-    architecture: str | Callable[[], nn.Module],
-    *,
-    seeds: Iterable[int],
-    data: str | Dataset,
-    out: str | Path,
-    recipe: str | Recipe | None = None,
-    options: Mapping[str, Any] | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    together: int | None = None,
-    save_every: int | None = None,
-    score_every: int = 1,
-    select: str = "last",
-    data_folder: str | Path | None = None,
-    report: ProgressReport = lambda progress: None,
-    **changes: Any,
-) -> Zoo:
-    """Train one network per seed, and write them into a folder.
-
-    Every network has its own start, data order and augmentation, which its seed alone decides: it comes out as if it
-    had been trained alone, up to the order of rounding.
-
-    Args:
-        architecture: a name of `zoo.architectures()`, or a function that builds a network.
-        seeds: of the networks; those the folder already holds are kept as they are.
-        data: "digits", "mnist", "fashion-mnist", "cifar10" or a `Dataset`. data_folder: where its files are.
-        out: the folder. recipe: "godfrey", "csiszarik", "chen", "zhou", "fast", "plain", … or a `Recipe`; without one,
-            "fast" for colour images and "plain" for others. `changes` to it are such as `epochs=10` or `rate=0.05`.
-        options: of the architecture; channels and classes are taken from the data.
-        device: a GPU if there is one. precision: "bfloat16" on a GPU and "float32" elsewhere; "tf32", "float64".
-        together: networks trained at once (32 on a GPU, 8 elsewhere).
-        save_every: epochs between two states (a tenth of the training). score_every: epochs between two tests.
-        select: keep the weights of the "last" epoch, or "best-on-test": of the best epoch on the test part, as some
-            papers do; the accuracy is then optimistic.
-        report: called with a `TrainingProgress` during the work.
-
-    Example:
-        >>> import tempfile, intertwine as it
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     zoo = it.zoo.train("mlp", seeds=range(2), data="digits", out=folder, epochs=4)
-        ...     len(zoo), zoo[0](torch.zeros(1, 1, 8, 8)).shape, zoo.records[0].accuracy > 0.8
-        (2, torch.Size([1, 10]), True)
-    """
-    checked = prepare(
-        architecture, seeds=seeds, data=data, out=out, recipe=recipe, options=options, device=device,
-        precision=precision, together=together, save_every=save_every, score_every=score_every, select=select,
-        data_folder=data_folder, changes=changes,
-    )  # fmt: skip
-    return checked.run(report)
-
-
-def prepare(
-    architecture: str | Callable[[], nn.Module],
-    *,
-    seeds: Iterable[int],
-    data: str | Dataset,
-    out: str | Path,
-    recipe: str | Recipe | None = None,
-    options: Mapping[str, Any] | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    together: int | None = None,
-    save_every: int | None = None,
-    score_every: int = 1,
-    select: str = "last",
-    data_folder: str | Path | None = None,
-    changes: Mapping[str, Any] | None = None,
-) -> Training:
-    """What `train` was asked for, read and checked; nothing is written before it runs.
-
-    Raises:
-        InputError: an unknown name, an entry of the recipe that makes no sense, data that the network cannot read.
-    """
-    found = find_data(data, data_folder) if isinstance(data, str) else data
-    how = find_recipe(recipe or ("fast" if found.shape[0] == 3 else "plain"), **(changes or {}))
-    if how.normalise == "unit":
-        found = found.normalised([0] * found.shape[0], [255] * found.shape[0])
-    _check_counts(together=together, save_every=save_every, score_every=score_every)
-    settings = _settings(how, found, device, precision, save_every, score_every, select, Path(out))
-    described, factory = _architecture(architecture, options or {}, found)
-    settings = replace(settings, architecture=described)
-    at_once = together or (32 if settings.precision.device.type == "cuda" else 8)
-    return Training(Path(out), _plan(described, settings, found, select), factory, settings, _wanted(seeds), at_once)
+# -- Training groups of seeds ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Training:
-    """Networks to be trained into a folder, so many of them together."""
+    """Networks to be trained into a folder, `together` of them at once."""
 
     folder: Path
     plan: TrainingPlan
@@ -257,168 +243,100 @@ class Training:
     seeds: Sequence[int]
     together: int
 
-    def run(self, report: ProgressReport) -> Zoo:
-        """Train those that the folder does not hold."""
+    def run(self, progress: ProgressCallback) -> Zoo:
+        """Train the networks that the folder does not hold yet."""
         epochs = self.settings.recipe.epochs
         with folder_lock(self.folder):
-            manifest = _manifest(self.folder, self.plan)
-            groups = _groups(list(self.seeds), manifest, self.together)
-            run = TrainingRun(
-                self.folder, manifest, self.factory, self.settings, TrainingClock(len(self.seeds) * epochs), report
-            )
-            run.clock.done = (len(self.seeds) - sum(map(len, groups))) * epochs
+            if (self.folder / MANIFEST_FILE).exists():
+                manifest = read_manifest(self.folder)
+                check_same(self.folder, manifest.plan, self.plan)
+            else:
+                manifest = Manifest(self.plan)
+                manifest.write(self.folder)
+            finished = {record.seed for record in manifest.records}
+            # Groups are formed before finished seeds are left out, so that a resumed run finds the same groups.
+            groups = [self.seeds[i : i + self.together] for i in range(0, len(self.seeds), self.together)]
+            groups = [rest for group in groups if (rest := [seed for seed in group if seed not in finished])]
+            clock = TrainingClock(len(self.seeds) * epochs, (len(self.seeds) - sum(map(len, groups))) * epochs)
+            run = TrainingRun(self.folder, manifest, self.factory, self.settings, clock, progress)
             for group in groups:
                 run.train(group)
         return Zoo(self.folder, run.manifest, self.factory)
 
 
 @dataclass
+class TrainingClock:
+    """Counts the work of a run, in epochs × networks, and estimates the time left from the speed of this run."""
+
+    total: int | float
+    done: int | float = 0.0  # including the work of earlier runs
+    start: float = field(default_factory=time.monotonic)
+    own: float = 0.0  # the work of this run
+
+    def advance(self, amount: float) -> None:
+        """Add work of this run."""
+        self.done += amount
+        self.own += amount
+
+    def left(self) -> float | None:
+        """Estimated seconds to the end."""
+        return (time.monotonic() - self.start) / self.own * (self.total - self.done) if self.own else None
+
+
+@dataclass
 class TrainingRun:
-    """One call of `train`: the manifest grows as groups are finished."""
+    """One call of `train`; its manifest grows with every finished group."""
 
     folder: Path
     manifest: Manifest
     factory: Callable[[], nn.Module]
     settings: GroupSettings
     clock: TrainingClock
-    report: ProgressReport
+    progress: ProgressCallback
+    reported: float = 0.0  # time of the last report
 
     def train(self, seeds: list[int]) -> None:
         """Train a group, or the rest of it, and write its networks."""
         start = time.monotonic()
         group = TrainingGroup(seeds, self.factory, self.settings)
-        epochs = self.settings.recipe.epochs
         self.clock.done += group.epoch * len(seeds)
-        while group.epoch < epochs:
-            before, ticked = group.epoch, 0.0
+        while group.epoch < self.settings.recipe.epochs:
+            epoch, counted = group.epoch, 0.0
 
-            def tick(part: float, before: int = before) -> None:
-                nonlocal ticked
-                if time.monotonic() - self._told > 0.5 and part < 1:
-                    self.clock.advance((part - ticked) * len(seeds))
-                    ticked = part
-                    self._tell(group, before)
+            def progress(share: float, epoch: int = epoch) -> None:
+                nonlocal counted
+                if time.monotonic() - self.reported > 0.5 and share < 1:
+                    self.clock.advance((share - counted) * len(seeds))
+                    counted = share
+                    self._report(group, epoch)
 
-            group.run_epoch(tick)
-            self.clock.advance((1 - ticked) * len(seeds))
-            self._tell(group, group.epoch)
-        self._write(group, time.monotonic() - start)
+            group.run_epoch(progress)
+            self.clock.advance((1 - counted) * len(seeds))
+            self._report(group, group.epoch)
+        # Weights first, then the manifest that names them, then the state is deleted: a kill in between loses nothing.
+        seconds = round((group.earlier_seconds + time.monotonic() - start) / len(seeds), 3)
+        self.manifest = self.manifest.with_records([self._write(group, i, seconds) for i in range(len(seeds))])
+        self.manifest.write(self.folder)
+        group.delete_state()
 
-    _told = 0.0
-
-    def _tell(self, group: TrainingGroup, epoch: int) -> None:
-        self._told = time.monotonic()
+    def _report(self, group: TrainingGroup, epoch: int) -> None:
+        self.reported = time.monotonic()
         done, left = self.clock.done / self.clock.total, self.clock.left()
         epochs = self.settings.recipe.epochs
-        self.report(TrainingProgress(tuple(group.seeds), epoch, epochs, done, group.mean_accuracy, left))
+        self.progress(TrainingProgress(tuple(group.seeds), epoch, epochs, done, group.mean_accuracy, left))
 
-    def _write(self, group: TrainingGroup, seconds: float) -> None:
-        """Weights first, then the manifest that names them, then the state nobody needs any more."""
-        records = []
-        for i, seed in enumerate(group.seeds):
-            name = f"seed{seed}.safetensors"
-            tensors = group.weights(i)
-            digest = write_tensors(self.folder / name, tensors, {"seed": str(seed)})
-            records.append(self._record(group, i, name, digest, seconds))
-        self.manifest = self.manifest.with_records(records)
-        self.manifest.write(self.folder)
-        group.forget()
-
-    def _record(self, group: TrainingGroup, i: int, name: str, digest: str, seconds: float) -> Record:
-        chosen, best = group.chosen_epoch(i), group.best_epoch(i)
-        history = group.history
+    def _write(self, group: TrainingGroup, i: int, seconds: float) -> Record:
+        """Write the weights of one network and return its record."""
+        seed, device, history = group.seeds[i], self.settings.precision.device, group.history
+        file = f"seed{seed}.safetensors"
+        digest = write_tensors(self.folder / file, group.weights(i), {"seed": str(seed)})
+        chosen, best = group.chosen_epoch(i), history.best_epoch(i)
+        accuracy, loss = history.test_at(chosen, i)
+        versions = {"python": platform.python_version(), "intertwine": VERSION}
         return Record(
-            seed=group.seeds[i], file=name, sha256=digest,
-            accuracy=history.accuracy_at(chosen, i), loss=history.loss_at(chosen, i), epoch=chosen,
-            best_accuracy=history.accuracy_at(best, i), best_epoch=best,
-            together=len(group.seeds), seconds=round((group.earlier_seconds + seconds) / len(group.seeds), 3),
-            device=_device_name(self.settings.precision.device),
-            finished=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions(), history=history.of(i),
+            seed=seed, file=file, sha256=digest, accuracy=accuracy, loss=loss, epoch=chosen,
+            best_accuracy=history.test_at(best, i)[0], best_epoch=best, together=len(group.seeds), seconds=seconds,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=versions | {"torch": str(torch.__version__), "numpy": numpy.__version__}, history=history.of(i),
         )  # fmt: skip
-
-
-def _settings(
-    recipe: Recipe, data: Dataset, device: str | None, name: str | None, save_every: int | None, score_every: int,
-    select: str, folder: Path,
-) -> GroupSettings:  # fmt: skip
-    if select not in SELECT:
-        raise InputError(f"select={select!r} was asked for; it is one of {', '.join(SELECT)}.")
-    how = precision(name, find_device(device))
-    every = save_every or max(1, recipe.epochs // 10)
-    return GroupSettings(recipe, data, how, every, score_every, select, folder / "training")
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, number in counts.items():
-        if number is not None and number < 1:
-            raise InputError(f"{name}={number} was asked for; give 1 or more.")
-
-
-def _architecture(
-    which: str | Callable[[], nn.Module], options: Mapping[str, Any], data: Dataset
-) -> tuple[dict[str, Any], Callable[[], nn.Module]]:
-    if isinstance(which, str):
-        chosen = fitted_options(which, options, data)
-        return {"name": which, "options": chosen}, checked_factory(which, chosen, data)
-    if options:
-        raise InputError("Options were given beside a function that builds the network; let the function use them.")
-    name, chosen = _described(which)
-    check_fits(which, name, data)
-    return {"name": name, "options": chosen, "own": True}, which
-
-
-def _described(which: Callable[..., nn.Module]) -> tuple[str, dict[str, Any]]:
-    """A name for a user's own function that is the same in every process, and what `partial` gives to it."""
-    if isinstance(which, partial):
-        name, chosen = _described(which.func)
-        return name, chosen | plain_options({str(i): value for i, value in enumerate(which.args)} | which.keywords)
-    named = which if hasattr(which, "__qualname__") else type(which)
-    return f"{named.__module__}.{named.__qualname__}", {}
-
-
-def _plan(architecture: dict[str, Any], settings: GroupSettings, data: Dataset, select: str) -> TrainingPlan:
-    seen = {"mean": list(data.mean), "std": list(data.std), "classes": list(data.classes), "shape": list(data.shape)}
-    about = {"name": data.name, "checksum": data.checksum, **seen}
-    return TrainingPlan(architecture, settings.recipe.to_dict(), about, settings.precision.name, select)
-
-
-def _manifest(folder: Path, plan: TrainingPlan) -> Manifest:
-    """The folder's manifest, which must be of the same plan; a new one is written at once."""
-    if (folder / MANIFEST_FILE).exists():
-        manifest = read_manifest(folder)
-        check_same(folder, manifest.plan, plan)
-        return manifest
-    manifest = Manifest(plan)
-    manifest.write(folder)
-    return manifest
-
-
-def _wanted(seeds: Iterable[int]) -> list[int]:
-    try:
-        wanted = [index(seed) for seed in seeds]
-    except TypeError as error:
-        raise InputError(f"Seeds are whole numbers from 0, each given once; found something else ({error}).") from error
-    if not wanted:
-        raise InputError("A zoo of no seeds was asked for. Give at least one, such as seeds=range(8).")
-    if len(set(wanted)) != len(wanted) or min(wanted) < 0 or max(wanted) >= 2**63:
-        raise InputError(f"Seeds are whole numbers from 0 to below 2^63, each given once; found {wanted}.")
-    return wanted
-
-
-def _groups(wanted: list[int], manifest: Manifest, size: int) -> list[list[int]]:
-    """Seeds trained together; finished ones keep their place, so that a killed run is cut as it was before."""
-    done = {record.seed for record in manifest.records}
-    cut = [wanted[i : i + size] for i in range(0, len(wanted), size)]
-    return [left for group in cut if (left := [seed for seed in group if seed not in done])]
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def versions() -> dict[str, str]:
-    """What the weights were made with."""
-    return {
-        "python": platform.python_version(), "intertwine": VERSION, "torch": str(torch.__version__),
-        "numpy": numpy.__version__,
-    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The official files of each data set: their URLs and checksums, the folders that are searched, and the download."""
+"""The official files of each data set: URLs and checksums, the folders to search, and the download."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError, unknown_name
 
-# ----------------------------------------------------------------------------------------------------
-# Where the official files of each data set come from, and the sums that were published for them.
-
-
-#: The names `data` understands.
+#: The names that `data` reads.
 NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "imagefolder")
+#: The environment variable with folders to search.
+VARIABLE = "INTERTWINE_DATA"
+CHUNK = 1 << 20
+TIMEOUT = 30.0  # seconds without a byte
+DownloadProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class DownloadFile:
-    """One file to download: its place under the data folder, its md5 sum, its size, and where it is offered."""
+    """One file to download: its path in the data folder, md5 sum, size and URLs."""
 
     file: str
     md5: str
@@ -73,7 +74,7 @@ SOURCES: dict[str, tuple[DownloadFile, ...]] = {
     ),
 }
 
-#: md5 sums of the single files once they are unpacked, by data set.
+#: md5 sums of the unpacked files, by data set.
 UNPACKED: dict[str, dict[str, str]] = {
     "mnist": {
         "train-images": "6bbc9ace898e44ae57da46a324031adb",
@@ -104,64 +105,43 @@ UNPACKED: dict[str, dict[str, str]] = {
 }
 
 
-def known_name(name: str, offered: Sequence[str] = NAMES) -> str:
+def known_name(name: str, names: Sequence[str] = NAMES) -> str:
     """The usual spelling of a data set's name; capitals, hyphens and underscores do not matter.
 
-    `offered` are those that an error names.
+    Args:
+        name: as the user writes it.
+        names: those that the error message lists.
 
     >>> known_name("CIFAR-10"), known_name("FashionMNIST")
     ('cifar10', 'fashion-mnist')
     """
-    plain = {_plain(known): known for known in NAMES}
-    if _plain(name) in plain:
-        return plain[_plain(name)]
-    folder = "; folder:PATH reads a folder of images" if "imagefolder" in offered else ""
-    raise InputError(
-        f"No data set is called {name!r}. {did_you_mean(name.lower(), offered)}There are {', '.join(offered)}{folder}."
-    )
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
-
-
-def owner(md5: str) -> str | None:
-    """The data set that a published sum belongs to."""
-    return next((name for name, sums in UNPACKED.items() if md5 in sums.values()), None)
+    letters = str.maketrans("", "", "-_ ")
+    for known in NAMES:
+        if name.lower().translate(letters) == known.translate(letters):
+            return known
+    folder = " Or read a folder of images with folder:PATH." if "imagefolder" in names else ""
+    raise InputError(unknown_name("data set", name, names) + folder)
 
 
 def remedy(name: str) -> str:
-    """How to get a data set's files."""
-    folder = SOURCES[name][0].urls[0].rpartition("/")
-    address = SOURCES[name][0].urls[0] if len(SOURCES[name]) == 1 else folder[0] + folder[1]
+    """The advice on how to get the files of a data set."""
+    first = SOURCES[name][0].urls[0]
+    address = first if len(SOURCES[name]) == 1 else first.rpartition("/")[0] + "/"
     return f"Get it with `intertwine zoo download {name}`, or from {address}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Sums: of files as they were published, and of a data set's contents whatever files they came in.
-
-
-CHUNK = 1 << 20
-
-
 def md5_of_file(file: Path) -> str:
-    """The md5 sum of a file, read piece by piece."""
-    digest = hashlib.md5(usedforsecurity=False)
+    """The md5 sum of a file, read in chunks."""
     with file.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def verify(contents: bytes, where: str | Path, name: str, md5: str, size: int) -> None:
-    """Raise unless some bytes have the md5 sum that was published for them.
+    """Raise unless the contents of a file have the published md5 sum.
 
     Args:
-        contents: what was read.
-        where: the file it was read from, for the message.
-        name: the data set the file belongs to.
-        md5: the published sum.
-        size: the published size; only tells a file that is cut short from one that holds something else.
+        contents: of the file. where: its path, for the message. name: the data set it belongs to.
+        md5: the published sum. size: the published size; a shorter file is reported as truncated.
 
     >>> verify(b"hello", "greeting", "mnist", "5d41402abc4b2a76b9719d911017c592", 5)
     """
@@ -170,24 +150,31 @@ def verify(contents: bytes, where: str | Path, name: str, md5: str, size: int) -
         return
     if len(contents) < size:
         raise truncated_error(where, name, size, len(contents))
-    whose = owner(found)
-    belongs = f" (it belongs to {whose})" if whose else ""
+    owner = next((known for known, sums in UNPACKED.items() if found in sums.values()), None)
+    belongs = f" (it belongs to {owner})" if owner else ""
     raise InputError(
         f"{where} is not the file that was published for {name}: its md5 sum should be {md5} but is {found}{belongs}. "
-        f"{remedy(name)}, or pass check=False to take the file as it is."
+        f"{remedy(name)}, or pass check=False to read the file without this check."
     )
 
 
 def truncated_error(where: str | Path, name: str, expected: int, found: int) -> InputError:
     """The error for a file that ends too early."""
-    return InputError(f"{where} is cut short: it should hold {expected} bytes but holds {found}. {remedy(name)}.")
+    return InputError(f"{where} is truncated: it should hold {expected} bytes but holds {found}. {remedy(name)}.")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where data sets are looked for: a folder, the environment variable INTERTWINE_DATA, and the user's own cache.
+def not_found_error(name: str, folders: Sequence[Path], files: str) -> InputError:
+    """The error for a data set without any file in the folders."""
+    searched = ", ".join(f"{folder}{'' if folder.is_dir() else ' (no such folder)'}" for folder in folders)
+    return InputError(
+        f"The data set {name} was not found. Searched: {searched}; for {files}. {remedy(name)}, and pass its folder or "
+        f"name it in the environment variable {VARIABLE}."
+    )
 
 
-VARIABLE = "INTERTWINE_DATA"
+def incomplete_error(name: str, folder: Path, missing: Sequence[str]) -> InputError:
+    """The error for a data set with some of its files missing."""
+    return InputError(f"{folder} holds only a part of {name}: missing {', '.join(missing)}. {remedy(name)}.")
 
 
 def cache_folder() -> Path:
@@ -197,10 +184,10 @@ def cache_folder() -> Path:
 
 
 def places(folder: str | Path | None = None) -> list[Path]:
-    """The folders to search, best first.
+    """The folders to search, in order.
 
-    A folder that is given is the only one: data from elsewhere is not what was asked for. Otherwise the folders in
-    INTERTWINE_DATA (several are separated as in PATH) come first, then the cache folder.
+    A given folder is the only one, so that data never comes from elsewhere. Otherwise the folders in INTERTWINE_DATA
+    (separated as in PATH) come first, then the cache folder.
 
     >>> [str(place) for place in places(".")]
     ['.']
@@ -209,53 +196,27 @@ def places(folder: str | Path | None = None) -> list[Path]:
         given = Path(folder).expanduser()
         if not given.is_dir():
             what = "is a file" if given.exists() else "does not exist"
-            raise InputError(f"The data folder {folder} was given, but it {what}. Give the folder with the files.")
+            raise InputError(f"The data folder {folder} {what}. Give the folder that holds the files.")
         return [given]
     named = os.environ.get(VARIABLE, "").split(os.pathsep)
     return [*(Path(name).expanduser() for name in named if name), cache_folder()]
 
 
-def not_found_error(name: str, searched: Sequence[Path], files: str) -> InputError:
-    """The error for a data set of which no file was found."""
-    where = ", ".join(f"{place}{'' if place.is_dir() else ' (no such folder)'}" for place in searched)
-    return InputError(
-        f"The data set {name} was not found. Searched: {where}; for {files}. {remedy(name)}, and name its folder in "
-        f"the call or in the environment variable {VARIABLE}."
-    )
+def download(name: str, folder: str | Path | None = None, progress: DownloadProgress = lambda line: None) -> Path:
+    """Fetch the official files of a data set and return their folder, which `data` accepts.
 
-
-def incomplete_error(name: str, folder: Path, missing: Sequence[str]) -> InputError:
-    """The error for a data set of which some files were found and some were not."""
-    return InputError(f"{folder} holds only a part of {name}: missing {', '.join(missing)}. {remedy(name)}.")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Downloading the official files of a data set, each checked against its published sum before it gets its name.
-
-
-TIMEOUT = 30.0  # seconds without a byte
-DownloadReport = Callable[[str], None]
-
-
-def _silent(line: str) -> None:
-    """The report of a caller who wants none."""
-
-
-def download(name: str, folder: str | Path | None = None, report: DownloadReport = _silent) -> Path:
-    """Fetch the official files of a data set and return the folder they are in, which `data` can then be given.
-
-    A transfer that breaks off leaves a `.part` file, and the next call goes on from there. Files that are there already
-    are checked and not fetched again.
+    An interrupted transfer leaves a `.part` file, and the next call resumes it. Files that are already there are
+    checked and not fetched again.
 
     Args:
         name: `mnist`, `fashion-mnist` or `cifar10`.
         folder: where to put them; by default the user's cache folder, which `data` searches by itself.
-        report: called with a line of text now and then.
+        progress: called with a line of text from time to time.
 
-    >>> download("cifar10", report=print)  # doctest: +SKIP
+    >>> download("cifar10", progress=print)  # doctest: +SKIP
 
     Raises:
-        InputError: nothing to download, or no address gave the file; says what was tried and what went wrong.
+        InputError: nothing to download, or no URL gave the file; the message lists the attempts and their errors.
     """
     known = known_name(name, tuple(SOURCES))
     if known not in SOURCES:
@@ -263,86 +224,76 @@ def download(name: str, folder: str | Path | None = None, report: DownloadReport
         raise InputError(f"{known} cannot be downloaded: {why}. Downloads exist for {', '.join(SOURCES)}.")
     target = cache_folder() if folder is None else Path(folder).expanduser()
     for source in SOURCES[known]:
-        _fetch(source, target / source.file, report)
+        _fetch(source, target / source.file, progress)
     return target
 
 
-def _make_writable(folder: Path, name: str) -> None:
-    """The folder, made if need be; one that nothing can be put into is refused before anything is fetched."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
+def _fetch(source: DownloadFile, file: Path, progress: DownloadProgress) -> None:
+    if file.is_file() and md5_of_file(file) == source.md5:
+        return progress(f"{file.name} is there already")
+    try:  # before anything is fetched
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=file.parent):
             pass
     except OSError as error:
         raise InputError(
-            f"{name} was to be put into {folder}, which cannot be written ({error.strerror}). Choose another folder."
+            f"{file.name} cannot be saved: {file.parent} is not writable ({error.strerror}). Choose another folder."
         ) from error
-
-
-def _fetch(source: DownloadFile, file: Path, report: DownloadReport) -> None:
-    if file.is_file() and md5_of_file(file) == source.md5:
-        return report(f"{file.name} is there already")
     part = file.with_name(file.name + ".part")
-    _make_writable(file.parent, file.name)
     problems: list[str] = []
     for url in source.urls:
-        problem = _attempt(source, url, part, report)
+        problem = _attempt(source, url, part, progress)
         if problem is None:
             part.replace(file)
-            return report(f"{file.name} is complete")
+            return progress(f"{file.name} is complete")
         problems.append(f"{url}: {problem}")
-        report(problems[-1])
+        progress(problems[-1])
     raise InputError(
         f"{file.name} could not be downloaded. {'; '.join(problems)}. Try again later, or fetch it by hand and put it "
         f"at {file}; its md5 sum is {source.md5}."
     )
 
 
-def _attempt(source: DownloadFile, url: str, part: Path, report: DownloadReport) -> str | None:
-    """Complete the `.part` file from one address; what went wrong, or None."""
-    for _ in range(2):  # the rest of a file that broke off may not fit its beginning; then once more from the start
+def _attempt(source: DownloadFile, url: str, part: Path, progress: DownloadProgress) -> str | None:
+    """Complete the `.part` file from one URL; returns the reason of a failure, or None."""
+    for _ in range(2):  # a resumed file may not match its beginning; then start again
         resumed = part.is_file() and part.stat().st_size > 0
         if resumed and md5_of_file(part) == source.md5:
             return None
         try:
-            _transfer(source, url, part, report)
+            _transfer(source, url, part, progress)
         except (OSError, HTTPException) as error:
+            too_long = isinstance(error, urllib.error.HTTPError) and error.code == 416  # nothing left to resume
             reason = _reason(error)
-            if not resumed or not _past_the_end(error):
+            if not resumed or not too_long:
                 return reason
         found = md5_of_file(part)
         if found == source.md5:
             return None
         part.unlink()
         if not resumed:
-            return f"its md5 sum should be {source.md5} but is {found}, so what came was removed"
+            return f"its md5 sum should be {source.md5} but is {found}, so the download was deleted"
     return "the file there is not the published one"
 
 
-def _transfer(source: DownloadFile, url: str, part: Path, report: DownloadReport) -> None:
+def _transfer(source: DownloadFile, url: str, part: Path, progress: DownloadProgress) -> None:
     start = part.stat().st_size if part.is_file() else 0
     headers = {"User-Agent": "intertwine", **({"Range": f"bytes={start}-"} if start else {})}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
-        if response.status != 206:  # the server sends the whole file, wanted or not
+        if response.status != 206:  # the server ignores the range and sends the whole file
             start = 0
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else source.size
-        done = start
-        shown = -1
+        done, shown = start, -1
         with part.open("ab" if start else "wb") as stream:
             while chunk := response.read(CHUNK):
                 stream.write(chunk)
                 done += len(chunk)
                 if (tenth := 10 * done // max(total, 1)) > shown:
-                    report(f"{url}: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+                    progress(f"{url}: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
                     shown = tenth
     if length and done < total:
-        raise ConnectionError(f"the transfer broke off: expected {total} bytes, found {done}; call again to go on")
-
-
-def _past_the_end(error: Exception) -> bool:
-    """Whether the server refuses to go on because what is there is already too long."""
-    return isinstance(error, urllib.error.HTTPError) and error.code == 416
+        raise ConnectionError(f"the transfer was interrupted: expected {total} bytes, got {done}; call again to resume")
 
 
 def _reason(error: Exception) -> str:

@@ -11,12 +11,9 @@ from torch import nn
 from intertwine.errors import InputError
 from intertwine.lab.zoo.networks.options import Activation, listed, maker, one_of, positive, scaled
 
-# ----------------------------------------------------------------------------------------------------
-# Multilayer perceptrons of any widths, from one pixel row to the logits.
-
 
 def mlp(widths: Sequence[int] = (784, 512, 10), activation: Activation = "relu", bias: bool = True) -> nn.Sequential:
-    """Linear layers with an activation between them; the input is flattened first. Initialised as torch does.
+    """A multilayer perceptron; the input is flattened first. Initialised as in torch.
 
     Args:
         widths: inputs, hidden layers, outputs. (784, 512, 10) has 407,050 parameters; (784, 512, 512, 512, 10) is the
@@ -34,10 +31,7 @@ def mlp(widths: Sequence[int] = (784, 512, 10), activation: Activation = "relu",
     """
     listed("widths", widths, "(784, 512, 10)")
     if len(widths) < 2:
-        raise InputError(
-            f"The option widths={tuple(widths)} was asked for, but a network has an input and an output. Give two "
-            "widths or more, such as (784, 512, 10)."
-        )
+        raise InputError(f"widths must be two sizes or more, such as (784, 512, 10), but is {tuple(widths)}.")
     for width in widths:
         positive(widths=width)
     act = maker(activation)
@@ -47,26 +41,18 @@ def mlp(widths: Sequence[int] = (784, 512, 10), activation: Activation = "relu",
     return nn.Sequential(*layers[:-1])
 
 
-# ----------------------------------------------------------------------------------------------------
-# LeNet-5 with ReLUs and max-pooling: two 5×5 convolutions and three linear layers.
-
-
 def lenet(
-    in_channels: int = 1,
-    side: int = 28,
-    classes: int = 10,
-    widths: Sequence[int] = (6, 16, 120, 84),
-    padding: int = 2,
-    activation: Activation = "relu",
-) -> nn.Sequential:
-    """LeNet-5. As it stands it reads MNIST and has 61,706 parameters. Initialised as torch does.
+    in_channels: int = 1, side: int = 28, classes: int = 10, widths: Sequence[int] = (6, 16, 120, 84),
+    padding: int = 2, activation: Activation = "relu",
+) -> nn.Sequential:  # fmt: skip
+    """LeNet-5 with ReLUs. By default it reads MNIST and has 61,706 parameters. Initialised as in torch.
 
     Args:
         in_channels, side: the images are in_channels × side × side.
-        classes: how many logits.
+        classes: number of logits.
         widths: of the two convolutions and the two hidden linear layers.
-        padding: of the first convolution. 2 takes 28 × 28 images through the sizes of the original network; with
-            padding=0, in_channels=3, side=32 it has 62,006 parameters.
+        padding: of the first convolution. With 2, images of 28 × 28 pass through the sizes of the original network;
+            with padding=0, in_channels=3, side=32 it has 62,006 parameters.
         activation: a name such as "relu" or "leaky_relu:0.1", or a function that returns a module.
 
     >>> import torch
@@ -75,62 +61,41 @@ def lenet(
     """
     if len(widths) != 4:
         raise InputError(
-            f"The option widths={tuple(widths)} was asked for, but LeNet has two convolutions and two hidden linear "
-            "layers. Give four widths, such as (6, 16, 120, 84)."
+            f"widths must be four sizes such as (6, 16, 120, 84), but is {tuple(widths)}: two convolutions and two "
+            "hidden linear layers."
         )
     c1, c2, f1, f2 = widths
     positive(in_channels=in_channels, side=side, classes=classes)
     for width in widths:
         positive(widths=width)
-    last = _last_side(side, padding)
+    last = ((side + 2 * padding - 4) // 2 - 4) // 2  # the side of the images at the first linear layer
+    if last < 1:
+        raise InputError(
+            f"Images of side={side} with padding={padding} are too small for two 5×5 convolutions and two poolings. "
+            "Give larger images or more padding."
+        )
     act = maker(activation)
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(in_channels, c1, 5, padding=padding),
-            relu1=act(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(c1, c2, 5),
-            relu2=act(),
-            pool2=nn.MaxPool2d(2),
+            conv1=nn.Conv2d(in_channels, c1, 5, padding=padding), relu1=act(), pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(c1, c2, 5), relu2=act(), pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(),
-            fc1=nn.Linear(c2 * last**2, f1),
-            relu3=act(),
-            fc2=nn.Linear(f1, f2),
-            relu4=act(),
+            fc1=nn.Linear(c2 * last**2, f1), relu3=act(),
+            fc2=nn.Linear(f1, f2), relu4=act(),
             fc3=nn.Linear(f2, classes),
         )
-    )
-
-
-def _last_side(side: int, padding: int) -> int:
-    """The side of the images that reach the first linear layer."""
-    last = ((side + 2 * padding - 4) // 2 - 4) // 2
-    if last < 1:
-        raise InputError(
-            f"Images of side={side} with padding={padding} were asked for, but after the two 5×5 convolutions and the "
-            "two poolings nothing is left of them. Give larger images or more padding."
-        )
-    return last
-
-
-# ----------------------------------------------------------------------------------------------------
-# The Myrtle CNN of Page (2018), as Godfrey et al. (2022) use it: four 3×3 convolutions and one linear layer.
+    )  # fmt: skip
 
 
 MYRTLE_STAGES = 4
 
 
 def myrtle(
-    widths: Sequence[int] = (64, 128, 256, 512),
-    width: int | None = None,
-    norm: bool = True,
-    bias: bool | str = True,
-    head_bias: bool = True,
-    in_channels: int = 3,
-    classes: int = 10,
+    widths: Sequence[int] = (64, 128, 256, 512), width: int | None = None, norm: bool = True,
+    bias: bool | str = True, head_bias: bool = True, in_channels: int = 3, classes: int = 10,
     activation: Activation = "relu",
-) -> nn.Sequential:
-    """The Myrtle CNN for 32 × 32 images. Initialised as torch does.
+) -> nn.Sequential:  # fmt: skip
+    """The Myrtle CNN (Page 2018) for 32 × 32 images, as Godfrey et al. (2022) use it. Initialised as in torch.
 
     Path n of this Sequential is number n + 1 in figure 26 of the paper: its ReLUs 3, 6, 10, 14 (with BatchNorm) are the
     paths 2, 5, 9, 13, and 2, 4, 7, 10 (without) are 1, 3, 6, 9.
@@ -146,8 +111,8 @@ def myrtle(
         widths: channels of the four convolutions.
         width: channels of all four, instead of `widths`: 512 is the constant-width network of the paper's appendix.
         norm: BatchNorm between each convolution and its activation.
-        bias: whether the convolutions add a bias; "first": only the first one does.
-        head_bias: whether the linear layer adds a bias.
+        bias: whether the convolutions have a bias; "first": only the first one.
+        head_bias: whether the linear layer has a bias.
         in_channels, classes: of the images, and of the logits.
         activation: a name such as "relu" or "leaky_relu:0.1", or a function that returns a module.
 
@@ -161,8 +126,7 @@ def myrtle(
     channels = tuple(widths) if width is None else (width,) * MYRTLE_STAGES
     if len(channels) != MYRTLE_STAGES:
         raise InputError(
-            f"The option widths={channels} was asked for, but the Myrtle CNN has four convolutions. Give four widths, "
-            "such as (64, 128, 256, 512), or width=512 for all of them."
+            f"widths must be four sizes such as (64, 128, 256, 512), but is {channels}. Pass width=512 for equal ones."
         )
     one_of("bias", bias, (True, False, "first"))
     for size in channels:
@@ -177,10 +141,6 @@ def myrtle(
     return nn.Sequential(*layers, nn.MaxPool2d(4), nn.Flatten(), nn.Linear(channels[-1], classes, head_bias))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Tiny-10, the small CIFAR-10 network of Csiszárik et al. (2021): eight unpadded convolutions and one linear layer.
-
-
 TINY10_WIDTHS = (16, 16, 32, 32, 32, 64, 64, 64)
 TINY10_STRIDES = (1, 1, 2, 1, 1, 2, 1, 1)
 TINY10_KERNELS = (3, 3, 3, 3, 3, 3, 3, 1)
@@ -189,9 +149,9 @@ TINY10_KERNELS = (3, 3, 3, 3, 3, 3, 3, 1)
 def tiny10(
     width: int | float = 1, in_channels: int = 3, classes: int = 10, activation: Activation = "relu"
 ) -> nn.Sequential:
-    """Tiny-10 for 32 × 32 images, with the names of its published checkpoints. Initialised as torch does.
+    """Tiny-10 of Csiszárik et al. (2021) for 32 × 32 images, with the names of its published checkpoints.
 
-    As it stands it has 86,778 parameters. Layer i is the modules conv{i}, bn{i}, relu{i}.
+    By default it has 86,778 parameters. Layer i has the modules conv{i}, bn{i}, relu{i}. Initialised as in torch.
 
     Args:
         width: multiplies the channels of every layer.
@@ -216,35 +176,24 @@ def tiny10(
     return nn.Sequential(layers)
 
 
-# ----------------------------------------------------------------------------------------------------
-# VGG networks for small images (Simonyan and Zisserman 2015): 3×3 convolutions in five stages, then a classifier.
-
-
-#: Depth → how many convolutions each stage has.
+#: Depth → number of convolutions in each stage.
 VGG_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 VGG_WIDTHS = (64, 128, 256, 512, 512)
 VGG_HIDDEN = 4096
 
 
 def vgg(
-    depth: int = 16,
-    norm: bool = False,
-    classifier: str = "linear",
-    width: int | float = 1,
-    hidden: int = VGG_HIDDEN,
-    dropout: float = 0.5,
-    in_channels: int = 3,
-    classes: int = 10,
-    activation: Activation = "relu",
-) -> nn.Sequential:
-    """A VGG for 32 × 32 images: `features`, a Sequential of convolutions, and `classifier`. Initialised as torch does.
+    depth: int = 16, norm: bool = False, classifier: str = "linear", width: int | float = 1, hidden: int = VGG_HIDDEN,
+    dropout: float = 0.5, in_channels: int = 3, classes: int = 10, activation: Activation = "relu",
+) -> nn.Sequential:  # fmt: skip
+    """A VGG (Simonyan and Zisserman 2015) for 32 × 32 images: `features` and `classifier`. Initialised as in torch.
 
     Args:
         depth: 11, 13, 16 or 19.
         norm: BatchNorm between each convolution and its activation.
         classifier: "linear", one layer (Chen et al. 2024); "mlp", two hidden layers with dropout (Zhou et al. 2023).
         width: multiplies the channels of every convolution.
-        hidden, dropout: of the classifier "mlp"; dropout acts in training mode alone.
+        hidden, dropout: of the classifier "mlp"; dropout acts in training mode only.
         in_channels, classes: of the images, and of the logits.
         activation: a name such as "relu" or "leaky_relu:0.1", or a function that returns a module.
 
@@ -254,35 +203,22 @@ def vgg(
     one_of("depth", depth, VGG_STAGES)
     one_of("classifier", classifier, ("linear", "mlp"))
     positive(hidden=hidden, in_channels=in_channels, classes=classes)
-    last = scaled(VGG_WIDTHS[-1], width)
-    head = nn.Linear(last, classes) if classifier == "linear" else _mlp(last, hidden, classes, dropout, activation)
-    parts: OrderedDict[str, nn.Module] = OrderedDict(
-        features=_features(VGG_STAGES[depth], norm, width, in_channels, activation),
-        flatten=nn.Flatten(),
-        classifier=head,
-    )
-    return nn.Sequential(parts)
-
-
-def _features(
-    stages: tuple[int, ...], norm: bool, width: int | float, inputs: int, activation: Activation
-) -> nn.Sequential:
-    act = maker(activation)
+    act, last = maker(activation), scaled(VGG_WIDTHS[-1], width)
+    if classifier == "linear":  # built first: a seed gives the weights in this order
+        head: nn.Module = nn.Linear(last, classes)
+    else:
+        head = nn.Sequential(
+            *(nn.Linear(last, hidden), act(), nn.Dropout(dropout)),
+            *(nn.Linear(hidden, hidden), act(), nn.Dropout(dropout)),
+            nn.Linear(hidden, classes),
+        )
     layers: list[nn.Module] = []
-    for count, base in zip(stages, VGG_WIDTHS, strict=True):
+    inputs = in_channels
+    for count, base in zip(VGG_STAGES[depth], VGG_WIDTHS, strict=True):
         outputs = scaled(base, width)
         for _ in range(count):
             layers.append(nn.Conv2d(inputs, outputs, 3, padding=1))
             layers += [nn.BatchNorm2d(outputs), act()] if norm else [act()]
             inputs = outputs
         layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers)
-
-
-def _mlp(inputs: int, hidden: int, classes: int, dropout: float, activation: Activation) -> nn.Sequential:
-    act = maker(activation)
-    return nn.Sequential(
-        *(nn.Linear(inputs, hidden), act(), nn.Dropout(dropout)),
-        *(nn.Linear(hidden, hidden), act(), nn.Dropout(dropout)),
-        nn.Linear(hidden, classes),
-    )
+    return nn.Sequential(OrderedDict(features=nn.Sequential(*layers), flatten=nn.Flatten(), classifier=head))

@@ -1,4 +1,4 @@
-"""The architectures by name, their options and example inputs, and the module paths of their activations."""
+"""The architectures by name, with their options and example inputs, and the module paths of their ReLUs."""
 
 from __future__ import annotations
 
@@ -12,29 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError, unknown_name
 from intertwine.lab.zoo.networks.feedforward import VGG_STAGES, lenet, mlp, myrtle, tiny10, vgg
 from intertwine.lab.zoo.networks.options import maker
 from intertwine.lab.zoo.networks.resnet import RESNET_STAGES, resnet
 from intertwine.lab.zoo.networks.transformers import CONTEXT, VOCAB, cct, gpt, vit
 
-# ----------------------------------------------------------------------------------------------------
-# The architectures by name: what each is, which options it takes and which inputs it reads.
-
-
 CIFAR = (3, 32, 32)
 MNIST = (1, 28, 28)
+_LATER_STAGE = re.compile(r"layer(?!1$)\d+")
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One entry of the zoo. `input_shape` is that of one example as the network stands, without options."""
+    """One entry of the zoo; `input_shape` is that of one example with the default options."""
 
     name: str
     factory: Callable[..., nn.Module]
     input_shape: tuple[int, ...]
     about: str
-    vocabulary: int | None = None  # where the inputs are ids: they run below it
+    vocabulary: int | None = None  # for token ids, which are below it
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -54,39 +51,35 @@ class Architecture:
 
 
 def _entries() -> list[Architecture]:
-    deep = sorted(RESNET_STAGES, key=lambda depth: (len(RESNET_STAGES[depth][2]), depth))
-    return [
+    entries = [
         Architecture("mlp", mlp, MNIST, "multilayer perceptron 784-512-10; any widths"),
         Architecture("lenet", lenet, MNIST, "LeNet-5 with ReLUs (LeCun et al. 1998), as in Zhou et al. 2023"),
         Architecture("myrtle", myrtle, CIFAR, "Myrtle CNN (Page 2018), as in Godfrey et al. 2022"),
         Architecture("tiny10", tiny10, CIFAR, "Tiny-10 of Csiszárik et al. 2021"),
-        *(Architecture(f"resnet{d}", partial(resnet, depth=d), CIFAR, _about_resnet(d)) for d in deep),
-        *(Architecture(f"vgg{d}", partial(vgg, depth=d), CIFAR, _about_vgg(d)) for d in VGG_STAGES),
-        *(
-            Architecture(f"vgg{d}_bn", partial(vgg, depth=d, norm=True), CIFAR, f"{_about_vgg(d)}, with BatchNorm")
-            for d in VGG_STAGES
-        ),
+    ]
+    for depth in sorted(RESNET_STAGES, key=lambda depth: (len(RESNET_STAGES[depth][2]), depth)):
+        _, base, counts, usual = RESNET_STAGES[depth]
+        widths = "-".join(str(base * 2**i) for i in range(len(counts)))
+        about = f"ResNet-{depth} for CIFAR (He et al. 2016), stages {widths}, shortcut {usual}"
+        entries.append(Architecture(f"resnet{depth}", partial(resnet, depth=depth), CIFAR, about))
+    for norm, end, words in ((False, "", ""), (True, "_bn", ", with BatchNorm")):
+        for depth in VGG_STAGES:
+            about = f"VGG-{depth} for CIFAR (Simonyan and Zisserman 2015){words}"
+            factory = partial(vgg, depth=depth, norm=True) if norm else partial(vgg, depth=depth)
+            entries.append(Architecture(f"vgg{depth}{end}", factory, CIFAR, about))
+    return [
+        *entries,
         Architecture("cct", cct, CIFAR, "compact convolutional transformer CCT-6/3×1 (Hassani et al. 2021)"),
         Architecture("vit", vit, CIFAR, "small vision transformer (Dosovitskiy et al. 2021), patches of 4"),
         Architecture("gpt", gpt, (CONTEXT,), "small GPT-style language model (Radford et al. 2019)", VOCAB),
     ]
 
 
-def _about_resnet(depth: int) -> str:
-    _, base, counts, usual = RESNET_STAGES[depth]
-    widths = "-".join(str(base * 2**i) for i in range(len(counts)))
-    return f"ResNet-{depth} for CIFAR (He et al. 2016), stages {widths}, shortcut {usual}"
-
-
-def _about_vgg(depth: int) -> str:
-    return f"VGG-{depth} for CIFAR (Simonyan and Zisserman 2015)"
-
-
 _ALL = {entry.name: entry for entry in _entries()}
 
 
 def architectures() -> tuple[str, ...]:
-    """The names that `build` knows.
+    """The names that `build` accepts.
 
     >>> "resnet20" in architectures()
     True
@@ -95,16 +88,13 @@ def architectures() -> tuple[str, ...]:
 
 
 def architecture(name: str) -> Architecture:
-    """The entry of that name: what it is, its options and its inputs.
+    """The entry of that name, with its options and example inputs.
 
     >>> architecture("tiny10").options
     ('width', 'in_channels', 'classes', 'activation', 'slope')
     """
     if name not in _ALL:
-        raise InputError(
-            f"The zoo network {name!r} was asked for, but there is none of that name. {did_you_mean(name, _ALL)}The "
-            f"names are {', '.join(_ALL)}."
-        )
+        raise InputError(unknown_name("zoo network", name, _ALL))
     return _ALL[name]
 
 
@@ -117,7 +107,7 @@ def build(name: str, **options: Any) -> nn.Module:
             negative slope of `activation="leaky_relu"`.
 
     Raises:
-        InputError: no network has that name, or it has no such option, or the option has no such value.
+        InputError: an unknown name or option, or an invalid value.
 
     >>> sum(p.numel() for p in build("mlp", widths=(784, 512, 10)).parameters())
     407050
@@ -125,39 +115,19 @@ def build(name: str, **options: Any) -> nn.Module:
     LeakyReLU(negative_slope=0.1)
     """
     entry = architecture(name)
-    foreign = [option for option in options if option not in entry.options]
-    if foreign:
-        raise InputError(
-            f"{name} was asked for with the option {', '.join(foreign)}, which it does not have. Its options are "
-            f"{', '.join(entry.options)}."
-        )
+    for option in options:
+        if option not in entry.options:
+            raise InputError(unknown_name(f"option of {name}", option, entry.options))
     slope = options.pop("slope", None)
     if slope is not None:
-        options["activation"] = maker(options.get("activation", _default_activation(entry)), slope)
+        default = inspect.signature(entry.factory).parameters["activation"].default
+        options["activation"] = maker(options.get("activation", default), slope)
     return entry.factory(**options)
-
-
-def _default_activation(entry: Architecture) -> str:
-    return inspect.signature(entry.factory).parameters["activation"].default
-
-
-# ----------------------------------------------------------------------------------------------------
-# Where the ReLUs of a network are: their module paths in order, and their numbers in the papers' figures.
-#
-# Godfrey et al. (2022) name a hidden layer by a number: the place of its ReLU in `model.modules()`, the model itself
-# being number 0. Their Myrtle CNN is a Sequential, so the ReLUs 3, 6, 10, 14 of figure 26a are the paths 2, 5, 9, 13.
-# Their ResNets keep all blocks in one Sequential and register the shortcut of a block after its second ReLU; here the
-# blocks are grouped into layer1, layer2, …, of which only the first is counted. ResNet20 then has the numbers 3, 8*, 11,
-# 16*, …, 75 and ResNet18 3, 8*, 11, …, 70*, 73 of the paper, where a star marks a ReLU inside a residual block.
-
-
-_LATER_STAGE = re.compile(r"layer(?!1$)\d+")
 
 
 def relu_paths(model: nn.Module, kind: type[nn.Module] = nn.ReLU) -> tuple[str, ...]:
     """The module paths of the ReLUs (or of another kind of module), in the order in which the network applies them.
 
-    >>> from intertwine.lab.zoo.networks.registry import build
     >>> relu_paths(build("myrtle"))
     ('2', '5', '9', '13')
     """
@@ -167,7 +137,12 @@ def relu_paths(model: nn.Module, kind: type[nn.Module] = nn.ReLU) -> tuple[str, 
 def figure_numbers(model: nn.Module, kind: type[nn.Module] = nn.ReLU) -> dict[str, int]:
     """The path of every ReLU and its number in the figures of Godfrey et al. (2022).
 
-    >>> from intertwine.lab.zoo.networks.registry import build
+    The number is the position of the ReLU in `model.modules()`, where the model itself is number 0. Their Myrtle CNN is
+    a Sequential, so the ReLUs 3, 6, 10, 14 of figure 26a are the paths 2, 5, 9, 13. Their ResNets keep all blocks in
+    one Sequential and register the shortcut of a block after its second ReLU; here the blocks are grouped into layer1,
+    layer2, …, of which only the first is counted. ResNet20 then has the numbers 3, 8*, 11, 16*, …, 75 and ResNet18
+    3, 8*, 11, …, 70*, 73 of the paper, where a star marks a ReLU inside a residual block.
+
     >>> figure_numbers(build("myrtle"))
     {'2': 3, '5': 6, '9': 10, '13': 14}
     >>> list(figure_numbers(build("resnet20")).items())[:3]

@@ -1,4 +1,4 @@
-"""Residual networks for 32 x 32 images: ResNet-20 to 110 of three stages, and ResNet-18, 34, 50 of four."""
+"""Residual networks for 32 × 32 images (He et al. 2016): ResNet-20 to 110 of three stages, and 18, 34, 50 of four."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from torch import nn
 
 from intertwine.lab.zoo.networks.options import Activation, Traced, maker, one_of, positive, scaled
 
-# ----------------------------------------------------------------------------------------------------
-# Residual blocks: the basic one, the bottleneck, and the two kinds of shortcut around them.
-
-
-#: Makes an activation module; every place of a network gets its own.
+#: Makes a new activation module at every call.
 Maker = Callable[[], nn.Module]
 
 
 class PadShortcut(nn.Module):
-    """Option A: every second pixel, and zeros for the channels that are new, half of them on either side.
+    """Option A: every second pixel, and zeros for the new channels, half of them on either side.
 
     >>> import torch
     >>> PadShortcut(2, 4, stride=2)(torch.ones(1, 2, 4, 4))[0, :, 0, 0]
@@ -39,7 +35,7 @@ class PadShortcut(nn.Module):
 
 
 def shortcut(kind: str, inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The way around a block: nothing where the shapes agree, else option "A" (zeros) or "B" (1×1 convolution and BN).
+    """The shortcut of a block: the identity if the shapes agree, else option "A" (zeros) or "B" (1×1 convolution, BN).
 
     >>> shortcut("B", 16, 16, 1)
     Identity()
@@ -52,7 +48,7 @@ def shortcut(kind: str, inputs: int, outputs: int, stride: int) -> nn.Module:
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions. `relu1` is inside the block, `relu2` follows the sum; each is a module of its own."""
+    """Two 3×3 convolutions; `relu1` is inside the block, `relu2` follows the sum."""
 
     expansion = 1
 
@@ -64,7 +60,7 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.relu2 = last()
-        self.shortcut = shortcut(kind, inputs, width, stride)  # registered last, as in the papers' numbering of modules
+        self.shortcut = shortcut(kind, inputs, width, stride)  # last, as in the papers' numbering of modules
 
     def forward(self, x: Traced) -> Traced:
         out = self.relu1(self.bn1(self.conv1(x)))
@@ -73,7 +69,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions, four times wider outside. `relu1`, `relu2` are inside, `relu3` follows the sum."""
+    """1×1, 3×3 and 1×1 convolutions, four times wider outside; `relu1`, `relu2` are inside, `relu3` follows the sum."""
 
     expansion = 4
 
@@ -98,10 +94,6 @@ class Bottleneck(nn.Module):
         return self.relu3(out + self.shortcut(x))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Residual networks for 32 × 32 images (He et al. 2016): the family 6n + 2 of three stages, and 18, 34, 50 of four.
-
-
 #: Depth → kind of block, channels of the first stage, blocks of each stage, shortcut.
 RESNET_STAGES: dict[int, tuple[type[BasicBlock] | type[Bottleneck], int, tuple[int, ...], str]] = {
     **{6 * n + 2: (BasicBlock, 16, (n, n, n), "A") for n in (3, 5, 7, 9, 18)},
@@ -114,7 +106,7 @@ RESNET_STAGES: dict[int, tuple[type[BasicBlock] | type[Bottleneck], int, tuple[i
 class ResNet(nn.Module):
     """A stem `conv1, bn1, relu`, the stages `layer1, layer2, …`, a global average `pool` and a linear layer `fc`.
 
-    The modules are registered in the order in which they run, so that positions can be counted (see `sites.py`).
+    Modules are registered in the order in which they run, see `registry.figure_numbers`.
     """
 
     def __init__(
@@ -136,25 +128,19 @@ class ResNet(nn.Module):
 
 
 def resnet(
-    depth: int = 20,
-    shortcut: str | None = None,
-    width: int | float = 1,
-    residual_relu: bool = True,
-    init: str = "kaiming",
-    in_channels: int = 3,
-    classes: int = 10,
-    activation: Activation = "relu",
-) -> ResNet:
+    depth: int = 20, shortcut: str | None = None, width: int | float = 1, residual_relu: bool = True,
+    init: str = "kaiming", in_channels: int = 3, classes: int = 10, activation: Activation = "relu",
+) -> ResNet:  # fmt: skip
     """A residual network for 32 × 32 images: no pooling in the stem, stride 2 from the second stage on.
 
     Args:
         depth: 20, 32, 44, 56, 110 (stages of 16, 32, 64 channels) or 18, 34, 50 (64, 128, 256, 512; 50: bottlenecks).
         shortcut: where a block changes shape, "A" (every second pixel, zeros for new channels) or "B" (1×1 convolution
-            and BatchNorm). Left out, it is "A" for the family 6n + 2 as in Godfrey et al. (2022), whose ResNet20 has
+            and BatchNorm). By default, "A" for the depths 6n + 2 as in Godfrey et al. (2022), whose ResNet20 has
             269,722 parameters, and "B" for the others. Csiszárik et al. (2021) use ResNet-20 with "B": 272,474.
         width: multiplies the channels of every layer.
-        residual_relu: False leaves out the ReLU after each sum, as in the "ResNet-50 without residual ReLU" of Godfrey
-            et al.; an nn.Identity keeps its path.
+        residual_relu: False replaces the ReLU after each sum by an nn.Identity, as in the "ResNet-50 without residual
+            ReLU" of Godfrey et al.
         init: "kaiming", normal with variance 2 / fan-in for every convolution and for the linear weights, as in the
             published code of Godfrey et al.; "torch", the defaults of torch.
         in_channels, classes: of the images, and of the logits.
@@ -175,19 +161,13 @@ def resnet(
     for i, count in enumerate(counts):
         channels, blocks = scaled(base * 2**i, width), []
         for j in range(count):
-            stride = 2 if i and not j else 1
-            blocks.append(
-                block(inputs, channels, stride, shortcut or usual, act, act if residual_relu else nn.Identity)
-            )
+            stride, last = 2 if i and not j else 1, act if residual_relu else nn.Identity
+            blocks.append(block(inputs, channels, stride, shortcut or usual, act, last))
             inputs = channels * block.expansion
         stages.append(nn.Sequential(*blocks))
     model = ResNet(stem, stages, nn.Linear(inputs, classes))
     if init == "kaiming":
-        _kaiming(model)
+        for module in model.modules():
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_normal_(module.weight)
     return model
-
-
-def _kaiming(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            nn.init.kaiming_normal_(module.weight)

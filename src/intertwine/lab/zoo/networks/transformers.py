@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from intertwine.errors import InputError
 from intertwine.lab.zoo.networks.options import Activation, Traced, maker, one_of, positive
 
-# ----------------------------------------------------------------------------------------------------
-# Self-attention and the pre-norm block around it, as the ViT and the GPT use them.
-
-
-#: Norm layers by name. Only lengths pass an RMS norm, so a residual stream read through them may be rotated.
+#: Norm layers by name. An RMS norm commutes with rotations, so a residual stream read through it may be rotated.
 NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+#: Standard deviation of new embeddings, positions and class tokens, as in the code of the papers.
+INIT_STD = 0.02
+VOCAB, CONTEXT = 256, 64
 
 
 class Attention(nn.Module):
@@ -30,10 +29,7 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int, causal: bool = False, bias: bool = True) -> None:
         super().__init__()
         if dim % heads:
-            raise InputError(
-                f"dim={dim} and heads={heads} were asked for, but the heads share the dimensions evenly. Give a dim "
-                f"that is a multiple of {heads}."
-            )
+            raise InputError(f"dim must be a multiple of heads, but they are dim={dim}, heads={heads}.")
         self.heads, self.size, self.causal = heads, dim // heads, causal
         self.qkv = nn.Linear(dim, 3 * dim, bias)
         self.proj = nn.Linear(dim, dim)
@@ -63,15 +59,8 @@ class TransformerBlock(nn.Module):
         return x + self.linear2(self.act(self.linear1(self.norm2(x))))
 
 
-# ----------------------------------------------------------------------------------------------------
-# A small vision transformer (Dosovitskiy et al. 2021) for 32 × 32 images.
-
-
-VIT_STD = 0.02  # of the learned positions and of the class token, as in the paper's code
-
-
 class ViT(nn.Module):
-    """Patches become tokens, learned positions are added, pre-norm blocks follow, and one vector is read by `head`."""
+    """Patches as tokens plus learned positions, pre-norm blocks, and a linear `head` on one pooled vector."""
 
     def __init__(
         self, embed: nn.Conv2d, tokens: int, blocks: list[TransformerBlock], norm: str, pool: str, classes: int
@@ -80,45 +69,38 @@ class ViT(nn.Module):
         dim = embed.out_channels
         self.pool = pool
         self.embed = embed
-        extra = 1 if pool == "token" else 0
-        if extra:
-            self.token = nn.Parameter(torch.randn(1, 1, dim) * VIT_STD)
-        self.positions = nn.Parameter(torch.randn(1, tokens + extra, dim) * VIT_STD)
+        if pool == "token":
+            self.token = nn.Parameter(torch.randn(1, 1, dim) * INIT_STD)
+            tokens += 1
+        self.positions = nn.Parameter(torch.randn(1, tokens, dim) * INIT_STD)
         self.blocks = nn.Sequential(*blocks)
         self.norm = NORMS[norm](dim)
         self.head = nn.Linear(dim, classes)
 
     def forward(self, x: Traced) -> Traced:
         x = self.embed(x).flatten(2).transpose(1, 2)
-        if self.pool == "token":  # a choice made when the network was built, not one that depends on the images
+        if self.pool == "token":
             x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), 1)
         x = self.norm(self.blocks(x + self.positions))
         return self.head(x[:, 0] if self.pool == "token" else x.mean(1))
 
 
 def vit(
-    dim: int = 192,
-    depth: int = 6,
-    heads: int = 3,
-    patch: int = 4,
-    side: int = 32,
-    mlp_ratio: int = 4,
-    pool: str = "token",
-    in_channels: int = 3,
-    classes: int = 10,
-    activation: Activation = "gelu",
-    norm: str = "layer",
-) -> ViT:
-    """A vision transformer without dropout. Initialised as torch does, positions and class token normal with 0.02.
+    dim: int = 192, depth: int = 6, heads: int = 3, patch: int = 4, side: int = 32, mlp_ratio: int = 4,
+    pool: str = "token", in_channels: int = 3, classes: int = 10, activation: Activation = "gelu", norm: str = "layer",
+) -> ViT:  # fmt: skip
+    """A small vision transformer (Dosovitskiy et al. 2021) without dropout.
+
+    Initialised as in torch, positions and class token normal with 0.02.
 
     Args:
         dim, depth, heads: width of the tokens, number of blocks, attention heads of each.
-        patch, side: the images are side × side, cut into squares of patch × patch.
+        patch, side: the images are side × side, in patches of patch × patch.
         mlp_ratio: the hidden layer of a block has mlp_ratio × dim units.
-        pool: "token", the class token is read; "mean", the average of all tokens.
+        pool: the head reads the class token ("token") or the average of all tokens ("mean").
         in_channels, classes: of the images, and of the logits.
         activation: a name such as "gelu", or a function that returns a module.
-        norm: "layer" or "rms"; through RMS norms the tokens may be rotated (`symmetry(..., continuous=True)`).
+        norm: "layer" or "rms"; through RMS norms tokens may be rotated (`symmetry(..., continuous=True)`).
 
     >>> vit(dim=32, depth=1, heads=2)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -128,36 +110,25 @@ def vit(
     positive(dim=dim, depth=depth, heads=heads, patch=patch, side=side, mlp_ratio=mlp_ratio)
     positive(in_channels=in_channels, classes=classes)
     if side % patch:
-        raise InputError(
-            f"side={side} and patch={patch} were asked for, but the patches must tile the image. Give a patch that "
-            f"divides {side}."
-        )
+        raise InputError(f"side must be a multiple of patch, but they are side={side}, patch={patch}.")
     act = maker(activation)
     blocks = [TransformerBlock(dim, heads, mlp_ratio * dim, act, norm=norm) for _ in range(depth)]
     return ViT(nn.Conv2d(in_channels, dim, patch, patch), (side // patch) ** 2, blocks, norm, pool, classes)
 
 
-# ----------------------------------------------------------------------------------------------------
-# A small GPT-style language model (Radford et al. 2019): token ids in, a row of logits per token out.
-
-
-GPT_STD = 0.02  # of the embeddings, as in GPT-2: torch's own 1.0 would make the first logits of a tied head enormous
-VOCAB, CONTEXT = 256, 64
-
-
 class GPT(nn.Module):
-    """Token embeddings plus learned positions, causal pre-norm blocks, a last norm and the `head`."""
+    """Token embeddings plus learned positions, causal pre-norm blocks, a final norm and the `head`."""
 
     def __init__(
         self, vocab: int, context: int, dim: int, blocks: list[TransformerBlock], norm: str, tied: bool
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab, dim)
-        self.positions = nn.Parameter(torch.randn(context, dim) * GPT_STD)
+        self.positions = nn.Parameter(torch.randn(context, dim) * INIT_STD)
         self.blocks = nn.Sequential(*blocks)
         self.norm = NORMS[norm](dim)
         self.head = nn.Linear(dim, vocab, bias=False)
-        nn.init.normal_(self.tokens.weight, std=GPT_STD)
+        nn.init.normal_(self.tokens.weight, std=INIT_STD)
         if tied:
             self.head.weight = self.tokens.weight
 
@@ -167,26 +138,21 @@ class GPT(nn.Module):
 
 
 def gpt(
-    vocab: int = VOCAB,
-    context: int = CONTEXT,
-    dim: int = 128,
-    depth: int = 4,
-    heads: int = 4,
-    mlp_ratio: int = 4,
-    tied: bool = True,
-    activation: Activation = "gelu",
-    norm: str = "layer",
-) -> GPT:
-    """A decoder without dropout. Initialised as torch does, embeddings and positions normal with 0.02.
+    vocab: int = VOCAB, context: int = CONTEXT, dim: int = 128, depth: int = 4, heads: int = 4, mlp_ratio: int = 4,
+    tied: bool = True, activation: Activation = "gelu", norm: str = "layer",
+) -> GPT:  # fmt: skip
+    """A small GPT-style language model (Radford et al. 2019) without dropout: a row of logits per token.
+
+    Initialised as in torch, embeddings and positions normal with 0.02.
 
     Args:
-        vocab, context: ids run below vocab; a text is at most context tokens long.
+        vocab, context: number of token ids, and the largest number of tokens in a text.
         dim, depth, heads: width of the tokens, number of blocks, attention heads of each.
         mlp_ratio: the hidden layer of a block has mlp_ratio × dim units.
         tied: whether the head shares its weight with the token embeddings.
         activation: a name such as "gelu", or a function that returns a module.
-        norm: "layer" or "rms". Through RMS norms the tokens may be rotated (`symmetry(..., continuous=True)`), if the
-            head is not tied: the weight of the last norm can be folded only into a head of its own.
+        norm: "layer" or "rms". Through RMS norms the tokens may be rotated (`symmetry(..., continuous=True)`) unless
+            the head is tied: the weight of the final norm can be folded only into a separate head.
 
     >>> gpt(vocab=11, context=8, dim=16, depth=1, heads=2)(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 11])
@@ -198,15 +164,8 @@ def gpt(
     return GPT(vocab, context, dim, blocks, norm, tied)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The compact convolutional transformer CCT-6/3×1 (Hassani et al. 2021), without drop-path and without dropout.
-
-
-CCT_STD = 0.02
-
-
 class CCTEncoder(nn.Module):
-    """A block of the published network: unlike in a pre-norm block, `norm1` acts on the stream of features itself."""
+    """A block of the published network: unlike in a pre-norm block, `norm1` acts on the residual stream itself."""
 
     def __init__(self, dim: int, heads: int, hidden: int, act: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -223,14 +182,14 @@ class CCTEncoder(nn.Module):
 
 
 class CCT(nn.Module):
-    """A convolution makes the tokens, encoders follow, and `pool` learns how much each token counts in the result."""
+    """A convolution makes the tokens, encoders follow, and `pool` weights the tokens for the linear layer `fc`."""
 
     def __init__(self, in_channels: int, tokens: int, dim: int, blocks: list[CCTEncoder], classes: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, dim, 3, padding=1, bias=False)
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, 2, padding=1)
-        # Saved with the weights: a symmetry that reorders the features must reorder these as well.
+        # a buffer in the state dict: a permutation of the features also permutes it
         self.register_buffer("positions", sine_positions(tokens, dim))
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(dim)
@@ -258,38 +217,29 @@ def sine_positions(tokens: int, dim: int) -> Tensor:
 
 
 def cct(
-    dim: int = 256,
-    depth: int = 6,
-    heads: int = 4,
-    mlp_ratio: int = 2,
-    side: int = 32,
-    in_channels: int = 3,
-    classes: int = 10,
-    activation: Activation = "gelu",
-) -> CCT:
-    """The CCT that Godfrey et al. (2022) stitch: cct_6 with sine positions; as it stands, 3,168,267 parameters.
+    dim: int = 256, depth: int = 6, heads: int = 4, mlp_ratio: int = 2, side: int = 32, in_channels: int = 3,
+    classes: int = 10, activation: Activation = "gelu",
+) -> CCT:  # fmt: skip
+    """The compact convolutional transformer CCT-6/3×1 (Hassani et al. 2021) that Godfrey et al. (2022) stitch.
 
-    Initialised as its published code does: linear weights normal with 0.02, cut off at ±2, biases zero, the convolution
-    Kaiming normal. The attention dropout of the published recipe (0.1) is left out, like its drop-path.
+    By default it has sine positions and 3,168,267 parameters. Initialised as its published code: linear weights normal
+    with 0.02, truncated at ±2, biases zero, the convolution Kaiming normal. The published recipe's attention dropout
+    (0.1) and drop-path are left out.
 
     Args:
         dim, depth, heads: width of the tokens, number of encoders, attention heads of each.
         mlp_ratio: the hidden layer of an encoder has mlp_ratio × dim units.
         side: the images are side × side.
         in_channels, classes: of the images, and of the logits.
-        activation: of the encoders: a name such as "gelu", or a function that returns a module. The tokenizer has a
-            ReLU.
+        activation: of the encoders; the tokenizer has a ReLU. A name such as "gelu", or a function of a module.
 
     >>> cct(dim=16, depth=1, heads=2)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
-    positive(
-        dim=dim, depth=depth, heads=heads, mlp_ratio=mlp_ratio, side=side, in_channels=in_channels, classes=classes
-    )
+    positive(dim=dim, depth=depth, heads=heads, mlp_ratio=mlp_ratio, side=side)
+    positive(in_channels=in_channels, classes=classes)
     if dim % 2:
-        raise InputError(
-            f"dim={dim} was asked for, but sine positions come in pairs of a sine and a cosine. Give an even dim."
-        )
+        raise InputError(f"dim must be even for sine positions, but is {dim}.")
     act = maker(activation)
     blocks = [CCTEncoder(dim, heads, mlp_ratio * dim, act) for _ in range(depth)]
     model = CCT(in_channels, ((side + 1) // 2) ** 2, dim, blocks, classes)
@@ -299,7 +249,7 @@ def cct(
 
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=CCT_STD)
+        nn.init.trunc_normal_(module.weight, std=INIT_STD)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Conv2d):

@@ -1,9 +1,9 @@
-"""Convolutions of many networks in one launch: network k convolves its own images with its own weights.
+"""Triton kernels for convolutions of many networks in one launch, each with its own images and weights.
 
 Images are (networks, images, height, width, channels), weights (networks, rows, columns, in, out), both contiguous. One
-kernel does the forward pass and, read backwards, the gradient of the images; a second one the gradient of the weights.
-Each is a matrix product whose left rows are gathered pixel by pixel, so no unfolded copy of the images is ever written.
-No atomics: the same inputs give the same bits.
+kernel computes the forward pass and, in reverse, the gradient of the images; a second one the gradient of the weights.
+Each is a matrix product whose left rows are gathered pixel by pixel, so the images are never unfolded in memory. There
+are no atomics: the same inputs give the same bits.
 """
 
 # pyrefly: ignore-errors
@@ -17,13 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Programs of the gradient of weights that keep a large GPU busy.
+#: Number of programs of the weight gradient that fill a large GPU.
 BUSY = 512
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product is cut: rows, columns and depth of a tile, warps per program and loads in flight."""
+    """The tiling of a product: rows, columns and depth of a tile, warps per program, and pipeline stages."""
 
     rows: int
     columns: int
@@ -188,7 +188,7 @@ def weight_gradient(
 
 
 def _tile(inside: int, outside: int) -> Tile:
-    """The fastest of those tried on an H200; three stages of 128 columns leave room for two programs at a time."""
+    """The fastest tiling measured on an H200; with three stages of 128 columns, two programs run at a time."""
     columns = max(16, min(256, triton.next_power_of_2(outside)))
     depth = max(16, min(64, triton.next_power_of_2(inside)))
     return Tile(128, columns, depth, 8 if columns >= 128 else 4, 3)

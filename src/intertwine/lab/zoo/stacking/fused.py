@@ -1,7 +1,7 @@
-"""Chains of layers in a stack on a GPU: our kernels as differentiable functions, in the order of a chain.
+"""Chains of layers in a stack on a GPU: the Triton kernels as differentiable functions, and their runner.
 
-Inside, images are (networks, images, height, width, channels); outside, they look like torch's (networks, images,
-channels, height, width) and only their strides differ.
+The kernels use images (networks, images, height, width, channels). Outside, images have torch's order (networks,
+images, channels, height, width); only their strides differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from intertwine.lab.zoo.stacking import layers
 from intertwine.lab.zoo.stacking.norm_kernels import affine_unit, affine_unit_gradient, moments, unit_sums
 from intertwine.lab.zoo.stacking.program import Chain
 
-#: The kernels read channels in steps of this many.
+#: The kernels read channels in blocks of this size.
 STEP = 16
 
 
@@ -37,7 +37,7 @@ class Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, pad: int) -> Tensor:
         inner, kernel = _inner(x), weight.permute(0, 3, 4, 2, 1).to(x.dtype).contiguous()
         short = -kernel.shape[3] % STEP if kernel.shape[3] % 8 else 0
-        if short:  # colours: zeros make up the channels
+        if short:  # padded with zero channels
             inner, kernel = F.pad(inner, (0, short)), F.pad(kernel, (0, 0, 0, short))
         ctx.save_for_backward(inner, kernel)
         ctx.geometry = stride, pad, weight.shape[2]
@@ -109,7 +109,7 @@ class BiasUnit(torch.autograd.Function):
 
 
 class ChainRunner:
-    """One chain of a stack: called with images and with what its skip connection adds."""
+    """Runs one chain of a stack on images and the input of its skip connection."""
 
     def __init__(
         self,
@@ -134,21 +134,21 @@ class ChainRunner:
             return self._with_batch(x, bias, skip, training)
         mean, var = self.norm_tensors["running_mean"], self.norm_tensors["running_var"]
         if bias is not None:
-            mean = mean - bias  # the running mean has seen the bias
+            mean = mean - bias  # the running mean includes the bias
         return self._normalised(x, mean, (var + self.norm.eps).rsqrt(), skip)
 
     def _with_batch(self, x: Tensor, bias: Tensor | None, skip: Tensor | None, training: bool) -> Tensor:
-        """The statistics of the batch; a bias before it moves the running mean alone, and has no gradient."""
+        """Normalise by batch statistics; a bias before the norm affects the running mean only, and has no gradient."""
         assert self.norm is not None
         count = x[0].numel() // x.shape[2]
         mean, square = (t.contiguous() for t in (moments(_inner(x)) / count).unbind(1))
         var = (square - mean.square()).clamp_min(0)
         if training and "running_mean" in self.norm_tensors:
-            self._remember(mean if bias is None else mean + bias.detach(), var * (count / (count - 1)))
+            self._update_running(mean if bias is None else mean + bias.detach(), var * (count / (count - 1)))
         y = self._normalised(x, mean, (var + self.norm.eps).rsqrt(), skip)
-        return y if bias is None else Untouched.apply(y, bias)  # pyrefly: ignore
+        return y if bias is None else ZeroGradient.apply(y, bias)  # pyrefly: ignore
 
-    def _remember(self, mean: Tensor, var: Tensor) -> None:
+    def _update_running(self, mean: Tensor, var: Tensor) -> None:
         momentum = self.norm.momentum if self.norm is not None else None
         with torch.no_grad():
             self.norm_tensors["running_mean"].lerp_(mean, momentum or 0.0)
@@ -158,7 +158,7 @@ class ChainRunner:
     def _normalised(self, x: Tensor, mean: Tensor, rstd: Tensor, skip: Tensor | None) -> Tensor:
         weight = self.norm_tensors.get("weight", torch.ones_like(mean))
         bias = self.norm_tensors.get("bias", torch.zeros_like(mean))
-        if skip is not None:  # it may be smaller: torch would broadcast it
+        if skip is not None:  # broadcast as in torch
             skip = skip.reshape(len(x), *(1,) * (x.dim() - skip.dim()), *skip.shape[1:]).to(x.dtype).expand_as(x)
         pool = self._pools(x)
         return self._rest(NormUnit.apply(x, mean, rstd, weight, bias, skip, self.chain.slope, pool), pool)
@@ -171,15 +171,15 @@ class ChainRunner:
         return self._rest(BiasUnit.apply(x, scale, shift, self.chain.slope, pool), pool)
 
     def _pools(self, x: Tensor) -> bool:
-        """Whether the kernel does the pooling: it knows images of even height and width."""
+        """Whether the kernel pools, which needs images of even height and width."""
         return self.chain.pool and x.shape[-2] % 2 == x.shape[-1] % 2 == 0
 
     def _rest(self, y: Tensor, pooled: bool) -> Tensor:
         return y if pooled == self.chain.pool else layers.pooled(nn.MaxPool2d(2), y)
 
 
-class Untouched(torch.autograd.Function):
-    """y, and a parameter that does not change it: its gradient is zero, not missing."""
+class ZeroGradient(torch.autograd.Function):
+    """Returns y and gives an unused parameter the gradient zero instead of None."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, parameter: Tensor) -> Tensor:

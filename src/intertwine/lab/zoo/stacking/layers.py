@@ -1,7 +1,7 @@
-"""The layers of a stack on any device: a layer of each network at once, on tensors whose first axis counts networks.
+"""The layers of a stack on any device: one layer of all K networks at once, on tensors with a first axis of networks.
 
-Linear layers are batched matrix products, convolutions grouped ones, BatchNorm works on the channels of all networks as
-on those of one. Every other layer or function goes through `torch.vmap`.
+Linear layers are batched matrix products, convolutions are grouped, BatchNorm treats the channels of all networks as
+those of one. Every other layer or function runs under `torch.vmap`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from intertwine.errors import InputError
 from intertwine.lab.zoo.randomness import keyed, uniform
 
 Tensors = Mapping[str, Tensor]
-#: Layers that work entry by entry and hold no tensors: the stack is one large tensor to them.
+#: Elementwise layers without tensors, which run on the whole stack.
 ENTRYWISE = (
     nn.ReLU, nn.LeakyReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Mish,
     nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Identity,
@@ -43,7 +43,7 @@ def linear(module: nn.Linear, tensors: Tensors, x: Tensor) -> Tensor:
 
 
 class Affine(torch.autograd.Function):
-    """x Wᵀ + b of every network; torch computes the gradient of W transposed, up to five times slower on a CPU."""
+    """x Wᵀ + b of every network; torch computes the gradient of Wᵀ instead, up to five times slower on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Affine(torch.autograd.Function):
 
 
 def convolution(module: nn.Conv2d, tensors: Tensors, x: Tensor) -> Tensor:
-    """(K, N, C, H, W): the networks are groups of one convolution. In `torch.vmap`, autocast would not reach it."""
+    """(K, N, C, H, W) as one grouped convolution. Under `torch.vmap`, autocast would not apply to it."""
     y, padding = x.movedim(0, 1).flatten(1, 2), module.padding
     if module.padding_mode != "zeros":
         y, padding = F.pad(y, module._reversed_padding_repeated_twice, mode=module.padding_mode), 0
@@ -68,7 +68,7 @@ def convolution(module: nn.Conv2d, tensors: Tensors, x: Tensor) -> Tensor:
 
 
 def batch_norm(module: nn.modules.batchnorm._BatchNorm, tensors: Tensors, x: Tensor, training: bool) -> Tensor:
-    """BatchNorm of (K, N, C, …) on the channels of all networks."""
+    """BatchNorm of (K, N, C, …), on the channels of all networks."""
     merged = x.movedim(0, 1).flatten(1, 2)
     mean, var, weight, bias = (
         tensors[name].flatten() if name in tensors else None
@@ -78,8 +78,8 @@ def batch_norm(module: nn.modules.batchnorm._BatchNorm, tensors: Tensors, x: Ten
         tensors["num_batches_tracked"].add_(1)
     if module.momentum is None:
         raise InputError(
-            "A stack was asked to train a BatchNorm with momentum=None (a cumulative average), which it does not know. "
-            "Give the layer a momentum, such as 0.1."
+            "A stack cannot train a BatchNorm with momentum=None (a cumulative average). Give the layer a momentum, "
+            "such as 0.1."
         )
     batch = training or mean is None
     y = F.batch_norm(merged, mean, var, weight, bias, batch, module.momentum, module.eps)
@@ -87,23 +87,23 @@ def batch_norm(module: nn.modules.batchnorm._BatchNorm, tensors: Tensors, x: Ten
 
 
 def pooled(module: nn.Module, x: Tensor) -> Tensor:
-    """A layer that treats channels alike: networks go among the images or the channels, whichever needs no copy."""
+    """Pooling: networks are merged with the images or the channels, whichever needs no copy."""
     if x.dim() == 5 and x.stride(0) < x.stride(1):
         return module(x.movedim(0, 1).flatten(1, 2)).unflatten(1, (len(x), -1)).movedim(1, 0)
     return module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
-def dropout(module: nn.Dropout, x: Tensor, keys: Tensor | None, place: int) -> Tensor:
-    """Entries are dropped by a hash of the network's key, the layer and the entry, whoever is trained beside it."""
+def dropout(module: nn.Dropout, x: Tensor, keys: Tensor | None, step: int) -> Tensor:
+    """Dropout by a hash of the network's key, the layer and the entry, independent of the other networks."""
     if keys is None or module.p == 0:
         return x
     entries = torch.arange(x[0].numel(), device=x.device)
-    kept = uniform(keyed(keyed(keys, place)[:, None], entries)) >= module.p
+    kept = uniform(keyed(keyed(keys, step)[:, None], entries)) >= module.p
     return x * kept.view(x.shape).to(x.dtype) / (1 - module.p)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """Attention of (K, N, heads, tokens, width): networks go among the samples."""
+    """Attention of (K, N, heads, tokens, width): networks are merged with the samples."""
     if query.dim() == 3:  # no samples: the networks are the samples
         return F.scaled_dot_product_attention(query, key, value, **options)
     networks = len(query)
@@ -112,25 +112,25 @@ def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tens
     return y.unflatten(0, (networks, -1))
 
 
-def anything(
+def vmapped(
     call: Callable[..., Any], tensors: Tensors, args: tuple[Any, ...], kwargs: Mapping[str, Any], networks: int
 ) -> Any:
-    """Any other layer or function, over all networks; entries that are no tensors are the same for each of them."""
+    """Any other layer or function under `torch.vmap`; arguments that are not tensors are shared by all networks."""
     flat, tree = tree_flatten((args, dict(kwargs)))
-    stacked = [i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
-    if not stacked and not tensors:  # arithmetic on shapes; a tensor made of them is the same for each network
+    stacked = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
+    if not stacked and not tensors:  # arithmetic on shapes; a tensor made of them is shared
         return tree_map(lambda y: y.expand(networks, *y.shape) if isinstance(y, Tensor) else y, call(*args, **kwargs))
-    constants: list[Any] = []  # what comes out besides tensors, such as a size
+    constants: list[Any] = []  # outputs that are not tensors, such as a size
 
-    def one(tensors: dict[str, Tensor], *leaves: Tensor) -> list[Tensor]:
+    def one(tensors: dict[str, Tensor], *inputs: Tensor) -> list[Tensor]:
         own = list(flat)
-        for i, leaf in zip(stacked, leaves, strict=True):
-            own[i] = leaf
+        for i, value in zip(stacked, inputs, strict=True):
+            own[i] = value
         given, named = tree_unflatten(own, tree)
         y = functional_call(call, tensors, given, named) if isinstance(call, nn.Module) else call(*given, **named)
         out, form = tree_flatten(y)
-        constants[:] = [form, [None if isinstance(leaf, Tensor) else leaf for leaf in out]]
-        return [leaf for leaf in out if isinstance(leaf, Tensor)]
+        constants[:] = [form, [None if isinstance(value, Tensor) else value for value in out]]
+        return [value for value in out if isinstance(value, Tensor)]
 
     results = iter(torch.vmap(one)(dict(tensors), *(flat[i] for i in stacked)))
-    return tree_unflatten([next(results) if leaf is None else leaf for leaf in constants[1]], constants[0])
+    return tree_unflatten([next(results) if value is None else value for value in constants[1]], constants[0])

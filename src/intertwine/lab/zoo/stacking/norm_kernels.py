@@ -1,9 +1,9 @@
-"""What stands between two convolutions, for many networks in one launch: z = scale · x + shift per channel, plus what a
-skip connection brings, through a ReLU-like unit, and the largest of every 2 × 2 pixels where pooling follows.
+"""Triton kernels for the layers between two convolutions, for many networks in one launch.
 
-Images are (networks, images, height, width, channels), contiguous. The forward pass reads the images once and writes
-what comes out; the backward pass computes z again instead of keeping it. Sums over pixels are taken tile by tile and
-added later, so the same inputs give the same bits.
+They compute z = scale · x + shift per channel, add the skip connection, apply a ReLU-like activation (the unit) and, if
+pooling follows, take the maximum of every 2 × 2 pixels. Images are (networks, images, height, width, channels),
+contiguous. The forward pass reads the images once; the backward pass recomputes z. Sums over pixels are computed per
+tile and added later, so the same inputs give the same bits.
 """
 
 # pyrefly: ignore-errors
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Numbers a program holds at once, and tiles it adds up before it writes its sums.
+#: Numbers that a program holds at once, and tiles that it adds before it writes its sums.
 HELD, TILES = 4096, 16
 
 
@@ -187,7 +187,7 @@ def _moments(x, sums, rows, tiles, C: tl.constexpr, BM: tl.constexpr, BC: tl.con
 
 
 def _dense(*tensors: Tensor) -> None:
-    """The kernels walk through memory in order; a view with other strides would be read wrongly."""
+    """Check that tensors are contiguous, as the kernels assume."""
     assert all(t.is_contiguous() for t in tensors)
 
 
@@ -243,7 +243,7 @@ def affine_unit_gradient(
 
 
 def _cut(y: Tensor, rows: int, steps: int, fold: int = 1) -> tuple[int, tuple[int, int], tuple[int, int], int]:
-    """Rows of one network, the block of rows and channels a program takes, the grid, and tiles along the rows."""
+    """The rows of one network, the rows and channels of a program, the grid, and the number of tiles along the rows."""
     networks, c = len(y), y.shape[-1]
     wide = min(triton.next_power_of_2(c), 128)
     high = max(1, HELD // wide // fold)
