@@ -171,7 +171,7 @@ def test_what_is_refused() -> None:
         merge(two)
     with pytest.raises(it.InputError, match="Two networks or more are needed to merge them; found 1"):
         merge(models[:1], IMAGE)
-    with pytest.raises(it.InputError, match=r"no method 'sort'\. Did you mean 'sorted"):
+    with pytest.raises(it.InputError, match=r"Unknown method 'sort'\. Did you mean 'sorted"):
         merge(two, IMAGE, method="sort")
     with pytest.raises(it.InputError, match=r"no repair 'scale'\. Did you mean 'scales'\?"):
         merge(two, IMAGE, repair="scale")
@@ -299,7 +299,7 @@ def test_task_vectors_that_do_not_fit() -> None:
         stem=nn.Linear(3, 4, False), norm=nn.RMSNorm(4), out=nn.Linear(4, 2),
     )  # fmt: skip
     folded = it.symmetry(block, torch.zeros(1, 3), continuous=True)
-    with pytest.raises(it.InputError, match=r"first folds 'norm\.weight' into what reads it"):
+    with pytest.raises(it.InputError, match=r"first folds 'norm\.weight' into the layers that read it"):
         transport({}, folded.identity(), folded)
 
 

@@ -174,7 +174,7 @@ def test_a_name_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):  # a cell that runs again
         assert registry.register(mine) is mine
     assert find("mine", about="second").about == "second"
-    with pytest.raises(InputError, match=r"as 'mine', but .*mine holds that name already\. Give yours another"):
+    with pytest.raises(InputError, match=r"The name 'mine' belongs to .*mine\. Choose another name"):
         registry.register(another)
     rsa.__qualname__ = "rsa"  # as at the top of a user's file
     with pytest.raises(InputError, match=r"The name 'rsa' belongs to intertwine\.measure\.distances\.rsa"):
