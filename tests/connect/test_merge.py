@@ -173,7 +173,7 @@ def test_what_is_refused() -> None:
         merge(models[:1], IMAGE)
     with pytest.raises(it.InputError, match=r"Unknown method 'sort'\. Did you mean 'sorted"):
         merge(two, IMAGE, method="sort")
-    with pytest.raises(it.InputError, match=r"no repair 'scale'\. Did you mean 'scales'\?"):
+    with pytest.raises(it.InputError, match=r"Unknown repair 'scale'\. Did you mean 'scales'\?"):
         merge(two, IMAGE, repair="scale")
     with pytest.raises(it.InputError, match="repair='reset' measures on data, and none is given"):
         merge(two, IMAGE, repair="reset")
@@ -184,7 +184,7 @@ def test_what_is_refused() -> None:
     for shares in ((0.5, 0.6), (1.5, -0.5), (1.0,), (float("nan"), 1.0)):
         with pytest.raises(it.InputError, match="one per network, none negative, and add up to 1"):
             merge(two, IMAGE, weights=shares)
-    with pytest.raises(it.InputError, match=r"t=0\.5 is the place between two networks, but there are 4 networks"):
+    with pytest.raises(it.InputError, match=r"t=0\.5 is the position between two networks, but there are 4 networks"):
         merge(models, IMAGE, t=0.5)
     with pytest.raises(it.InputError, match=r"but weights= are given too"):
         merge(two, IMAGE, t=0.5, weights=(0.5, 0.5))

@@ -591,10 +591,8 @@ def test_a_kernel_that_is_the_same_for_all_pairs(name: str, dtype: torch.dtype) 
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """The error of every case; triton reads the variable when it is imported, so this takes a process of its own."""
-    script, environment = (
-        Path(__file__).parents[1] / "support" / "max_gram_check.py",
-        {**os.environ, "TRITON_INTERPRET": "1"},
-    )
+    script = Path(__file__).parents[1] / "support" / "max_gram_check.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=600, check=False
     )
