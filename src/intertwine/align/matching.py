@@ -5,7 +5,7 @@ Sinkhorn normalisation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -15,103 +15,112 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from intertwine.align.similarity import Flips, MovableStrands
-from intertwine.align.state import SHORT, MatchingState, StateSlot
+from intertwine.align.similarity import Flips, Matrix
+from intertwine.align.state import SHORT, MatchingState, MovableWires, StateSlot, move_of
 from intertwine.argument_types import Float, Int
-from intertwine.symmetry.element import Element, Move, WireSpec, copies, identity_move
+from intertwine.symmetry.element import Element, Move, WireSpec, copies
 from intertwine.symmetry.geometry import Dim, WireAxis, act, base_dims, spread
 from intertwine.symmetry.symmetry import Symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# Choice: the orders and signs of strands that fit best, from matrices of how well units fit.
-#
-# The matrices have one row and column for every unit of every copy, in the coordinates that both networks have before
-# anything moves. A strand whose units hold units of others is matched by the best order inside each pair of its units.
+#: The most signs of one index whose combinations are all tried.
+MOST_SIGNS = 6
+STEPS = 50  # the most corners that Frank–Wolfe walks to from one start
+LEAST_GAIN = 1e-9  # a linear gain, as a share of the value, that is worth a step
+ROUNDS = 20  # of scaling rows and columns
+
+Value = Callable[[Tensor], Tensor]  # of a mixture of units: the similarity of A and B mixed so
 
 
-Similarities = Mapping[int, Mapping[Flips, Tensor]]
-
-
-@dataclass(frozen=True)
-class FeatureMatching:
-    """What can be chosen from: `fits` says how well units fit. `signs`: choose the best signs with the order."""
-
-    moving: MovableStrands
-    fits: Similarities
-    signs: bool
-
-    def moves(self, s: int, element: Element) -> dict[int, Move]:
-        """The best moves of a strand and of what stands inside it, where its bases have moved by an element."""
-        inside = self.moving.inside(s)
-        extra = sum((self._best_inside(t) for t in inside if t in self.fits), torch.zeros((), dtype=torch.float64))
-        if s not in self.fits and not extra.ndim:
-            return {}
-        found = {s: self._move(s, element, extra)}
-        for t in inside:
-            if t in self.fits:
-                found[t] = self._move(t, replace(element, moves={**element.moves, **found}), torch.zeros(()))
-        return found
-
-    def fit(self, s: int, element: Element) -> float:
-        """Σ over units of how well each fits what the element brings to its place."""
-        if s not in self.fits:
-            return 0.0
-        source, total = source_units(element, s), 0.0
-        for flips, fit in self.fits[s].items():
-            total += float((sign_factors(element, s, flips)[source] * fit[torch.arange(len(source)), source]).sum())
-        return total
-
-    def _move(self, s: int, element: Element, extra: Tensor) -> Move:
-        strand, move = self.moving.wire_specs[s], identity_move(self.moving.wire_specs, s)
-        many, n = prod(copies(self.moving.wire_specs, s)), strand.size
-        counts = torch.arange(many)
-        source = element.carry(counts.reshape(copies(self.moving.wire_specs, s)), strand.bases).flatten()
-        order = torch.arange(n).expand(many, n)
-        if strand.permutes:
-            fit, _ = self._best_signs(self.fits.get(s, {}), s, (many * n, many * n))
-            blocks = fit.reshape(many, n, many, n)[counts, :, source] + extra
-            order = torch.stack([linear_assignment(block) for block in blocks])
-            permutation = torch.empty_like(order)
-            permutation[source] = order
-            assert move.permutation is not None
-            move = replace(move, permutation=permutation.reshape(move.permutation.shape))
-        if move.sign is not None:
-            here, there = (
-                torch.arange(many * n),
-                (source[:, None] * n + order).flatten(),
-            )  # units of A, and of B for them
-            matched = {flips: fit[here, there] for flips, fit in self.fits.get(s, {}).items()}
-            sign = torch.empty(strand.signs, many * n, dtype=torch.float64)
-            sign[:, there] = self._best_signs(matched, s, (many * n,))[1]
-            move = replace(move, sign=sign.reshape(move.sign.shape))
-        return move
-
-    def _best_signs(self, fits: Mapping[Flips, Tensor], s: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        count = self.moving.wire_specs[s].signs
-        fit, signs = best_signs(fits, count if self.signs else 0, shape)
-        return fit, signs if self.signs else torch.ones(count, *shape, dtype=torch.float64)
-
-    def _best_inside(self, t: int) -> Float[Tensor, "outer outer"]:
-        """For every two units that hold units of strand t: how well those fit in their best order."""
-        n = self.moving.wire_specs[t].size
-        outer = prod(copies(self.moving.wire_specs, t))
-        fit, _ = self._best_signs(self.fits[t], t, (outer * n, outer * n))
-        blocks = fit.reshape(outer, n, outer, n).transpose(1, 2).flatten(0, 1)
-        best = [float(block[torch.arange(n), linear_assignment(block)].sum()) for block in blocks]
-        return torch.tensor(best, dtype=torch.float64).reshape(outer, outer)
-
-
-def linear_assignment(fit: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
-    """The column that each row is given so that the fits add up to the most.
+def linear_assignment(similarity: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
+    """The column of each row in the assignment with the largest total similarity.
 
     >>> linear_assignment(torch.tensor([[0.0, 2.0], [1.0, 2.5]])).tolist()
     [1, 0]
     """
-    return torch.from_numpy(linear_sum_assignment(fit.double().numpy(), maximize=True)[1])
+    return torch.from_numpy(linear_sum_assignment(similarity.detach().cpu().double().numpy(), maximize=True)[1])
 
 
-def best_signs(fits: Mapping[Flips, Tensor], count: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The sum of fits with the best signs at every entry, and those signs.
+def nested_assignment(
+    similarity: Float[Tensor, "outer outer n n"],
+) -> tuple[Int[Tensor, "outer outer n"], Float[Tensor, "outer outer"]]:
+    """For every two outer units: the best order of the units nested in them, and its total similarity."""
+    orders = torch.stack([torch.stack([linear_assignment(x) for x in row]) for row in similarity])
+    return orders, similarity.double().gather(-1, orders.unsqueeze(-1)).squeeze(-1).sum(-1)
+
+
+def at_source(found: Tensor, partner: Int[Tensor, " n"]) -> Tensor:
+    """What was found for each unit of A, indexed by its partner in B."""
+    return torch.empty_like(found).index_copy_(0, partner, found)
+
+
+@dataclass(frozen=True)
+class FeatureMatching:
+    """The best orders and signs of wires by similarities of units.
+
+    Similarity matrices have one row and column for every unit of every copy, in the coordinates that both networks have
+    before anything moves. A wire whose units hold units of others is matched by the best order inside each pair of its
+    units. `similarities`: wire → exponents of signs → matrix. `signs`: choose the best signs with the order.
+    """
+
+    wires: MovableWires
+    similarities: Mapping[int, Mapping[Flips, Tensor]]
+    signs: bool
+
+    def moves(self, w: int, element: Element) -> dict[int, Move]:
+        """The best moves of a wire and of the wires nested in it, where its bases have moved by an element."""
+        nested = [t for t in self.wires.nested(w) if t in self.similarities]
+        if w not in self.similarities and not nested:
+            return {}
+        inner = sum((self._nested_similarity(t) for t in nested), torch.zeros((), dtype=torch.float64))
+        found = {w: self._move(w, element, inner)}
+        for t in nested:
+            found[t] = self._move(t, replace(element, moves={**element.moves, **found}), torch.zeros(()))
+        return found
+
+    def total(self, w: int, element: Element) -> float:
+        """Σ over units of their similarity with the unit that the element brings to their place."""
+        if w not in self.similarities:
+            return 0.0
+        source, total = source_units(element, w), 0.0
+        for flips, matrix in self.similarities[w].items():
+            total += float((sign_factors(element, w, flips)[source] * matrix[torch.arange(len(source)), source]).sum())
+        return total
+
+    def _move(self, w: int, element: Element, inner: Tensor) -> Move:
+        spec, shape = self.wires.wire_specs[w], copies(self.wires.wire_specs, w)
+        many, n = prod(shape), spec.size
+        counts = torch.arange(many)
+        source = element.carry(counts.reshape(shape), spec.bases).flatten()
+        order, parts = torch.arange(n).expand(many, n), dict[str, Tensor]()
+        if spec.permutes:
+            blocks = self._similarity(w).reshape(many, n, many, n)[counts, :, source] + inner
+            order = torch.stack([linear_assignment(block) for block in blocks])
+            parts["permutation"] = at_source(order, source)
+        if spec.signs and self.signs:
+            units = (source[:, None] * n + order).flatten()  # the units of B that match those of A
+            matched = {
+                flips: matrix[torch.arange(many * n), units] for flips, matrix in self.similarities.get(w, {}).items()
+            }
+            parts["sign"] = torch.empty(spec.signs, many * n, dtype=torch.float64)
+            parts["sign"][:, units] = best_signs(matched, spec.signs, (many * n,))[1]
+        return move_of(self.wires.wire_specs, w, **parts)
+
+    def _similarity(self, w: int) -> Matrix:
+        """The similarity of all pairs of units, with the best signs of each pair."""
+        units = unit_count(self.wires.wire_specs, w)
+        signs = self.wires.wire_specs[w].signs if self.signs else 0
+        return best_signs(self.similarities.get(w, {}), signs, (units, units))[0]
+
+    def _nested_similarity(self, t: int) -> Float[Tensor, "outer outer"]:
+        """For every two units that hold units of wire t: the similarity of those in their best order."""
+        n, outer = self.wires.wire_specs[t].size, prod(copies(self.wires.wire_specs, t))
+        return nested_assignment(self._similarity(t).reshape(outer, n, outer, n).transpose(1, 2))[1]
+
+
+def best_signs(
+    similarities: Mapping[Flips, Tensor], count: int, shape: tuple[int, ...]
+) -> tuple[Tensor, Float[Tensor, "signs *shape"]]:
+    """The sum of similarities with the best signs at every entry, and those signs.
 
     One sign after the other is changed wherever that helps, until none does. Where no two kinds of tensors share a
     sign, which is the rule, this is the best of all combinations.
@@ -120,53 +129,49 @@ def best_signs(fits: Mapping[Flips, Tensor], count: int, shape: tuple[int, ...])
     >>> value.tolist(), signs.tolist()
     ([2.0, 3.0], [[1.0, -1.0]])
     """
-    kept = {flips: fit.double().clone() for flips, fit in fits.items()}
+    kept = {flips: matrix.double().clone() for flips, matrix in similarities.items()}
     signs = torch.ones(count, *shape, dtype=torch.float64)
     for _ in range(count + 1):
         changed = False
         for k in range(count):
-            parts = [fit for flips, fit in kept.items() if flips and flips[k] % 2]
+            parts = [matrix for flips, matrix in kept.items() if flips and flips[k] % 2]
             worse = sum(parts, torch.zeros(shape, dtype=torch.float64)) < 0
             if bool(worse.any()):
                 changed = True
                 signs[k] = torch.where(worse, -signs[k], signs[k])
-                for fit in parts:
-                    fit.mul_(torch.where(worse, -1.0, 1.0))
+                for matrix in parts:
+                    matrix.mul_(torch.where(worse, -1.0, 1.0))
         if not changed:
             break
     return sum(kept.values(), torch.zeros(shape, dtype=torch.float64)), signs
 
 
-def unit_count(strands: tuple[WireSpec, ...], s: int) -> int:
-    """How many units a strand has, copies included."""
-    return strands[s].size * prod(copies(strands, s))
+def unit_count(wire_specs: tuple[WireSpec, ...], w: int) -> int:
+    """How many units a wire has, copies included."""
+    return wire_specs[w].size * prod(copies(wire_specs, w))
 
 
-def source_units(element: Element, s: int) -> Int[Tensor, " units"]:
-    """For every unit of a strand, copies included: which unit the element brings to its place."""
-    shape = (*copies(element.wire_specs, s), element.wire_specs[s].size)
-    return element.carry(torch.arange(prod(shape)).reshape(shape), (*element.wire_specs[s].bases, s)).flatten()
+def source_units(element: Element, w: int) -> Int[Tensor, " units"]:
+    """For every unit of a wire, copies included: which unit the element brings to its place."""
+    shape = (*copies(element.wire_specs, w), element.wire_specs[w].size)
+    return element.carry(torch.arange(prod(shape)).reshape(shape), (*element.wire_specs[w].bases, w)).flatten()
 
 
-def sign_factors(element: Element, s: int, flips: Flips) -> Float[Tensor, " units"]:
+def sign_factors(element: Element, w: int, flips: Flips) -> Float[Tensor, " units"]:
     """The sign that the element gives to every unit before it moves, in tensors with some exponents of signs."""
-    sign = element.moves[s].sign
-    found = torch.ones(unit_count(element.wire_specs, s), dtype=torch.float64)
-    for k, flip in enumerate(flips if sign is not None else ()):
-        found = found * sign[k].flatten() if flip % 2 and sign is not None else found
+    found, sign = torch.ones(unit_count(element.wire_specs, w), dtype=torch.float64), element.moves[w].sign
+    for k, flip in enumerate(flips):
+        if sign is not None and flip % 2:
+            found = found * sign[k].flatten()
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
-# Relaxed elements: matrices between permutations, so that what is computed from moved weights has a slope.
-#
-# The permutations of n units are the corners of the set of doubly stochastic matrices (no entry below zero, all rows and
-# columns add up to one). An element moves weights by its corner; a relaxed element moves them by any point between.
+# -- Relaxed elements --
 
 
 @dataclass(frozen=True)
 class RelaxedMove:
-    """What a relaxed element does to one strand: scales and signs first, then the units are mixed.
+    """What a relaxed element does to one wire: scales and signs first, then the units are mixed.
 
     `weights`: row i holds the shares of the old units in the new unit i. `copies` stands for one axis per base.
     """
@@ -175,22 +180,23 @@ class RelaxedMove:
     log_scale: Float[Tensor, "scales *copies n"] | None = None
     sign: Float[Tensor, "signs *copies n"] | None = None
 
-    def factor(self, leaf: WireAxis, degree: int) -> Tensor | None:
-        """The number each unit is multiplied by where it stands as this leaf."""
+    def factor(self, axis: WireAxis, degree: int) -> Tensor | None:
+        """What each unit is multiplied by along an axis."""
         parts: list[Tensor] = []
-        if self.log_scale is not None and any(leaf.powers):
-            logs = [degree * p * self.log_scale[k] for k, p in enumerate(leaf.power) if p]
+        if self.log_scale is not None and any(axis.powers):
+            logs = [degree * p * self.log_scale[k] for k, p in enumerate(axis.power) if p]
             parts.append(torch.stack(logs).sum(0).exp())
         if self.sign is not None and degree % 2:
-            parts += [self.sign[k] for k, flip in enumerate(leaf.flips) if flip]
+            parts += [self.sign[k] for k, flip in enumerate(axis.flips) if flip]
         return torch.stack(parts).prod(0) if parts else None
 
 
 @dataclass(frozen=True, eq=False)
 class RelaxedElement:
-    """Acts on weights as an element does (`symmetry.layout.act`), with mixtures in the place of permutations.
+    """Acts on weights as an element does, with doubly stochastic mixtures in place of permutations.
 
-    Gradients flow from the moved weights to every tensor of the mixtures.
+    The permutations of n units are the corners of the set of doubly stochastic matrices (non-negative, rows and columns
+    sum to one). Gradients flow from the moved weights to every tensor of the mixtures.
 
     Example:
         >>> import torch, intertwine
@@ -207,37 +213,32 @@ class RelaxedElement:
     mixtures: Mapping[int, RelaxedMove]
 
     def depth(self, wire: int) -> int:
-        """How many fibres lie below a strand; fibres act before their bases."""
+        """How many bases a wire has; dependent axes act before their bases."""
         return len(self.wire_specs[wire].bases)
 
     def act_on_axis(self, x: Tensor, dim: int, dims: Sequence[Dim], degree: int = 1) -> Tensor:
-        """Act on one exposed dimension of a tensor (see `symmetry.layout.act`)."""
-        leaf = dims[dim].tree
-        assert isinstance(leaf, WireAxis)
-        mixture = self.mixtures.get(leaf.wire)
+        """Act on one exposed dimension of a tensor (see `symmetry.geometry.act`)."""
+        axis = dims[dim].tree
+        assert isinstance(axis, WireAxis)
+        mixture = self.mixtures.get(axis.wire)
         if mixture is None:
             return x
-        places = [*base_dims(dims, dim, self.wire_specs[leaf.wire].bases), dim]
-        factor = mixture.factor(leaf, degree)
+        bases = base_dims(dims, dim, self.wire_specs[axis.wire].bases)
+        factor = mixture.factor(axis, degree)
         if factor is not None:
-            x = x * spread(factor, places, x.ndim).to(x.device, x.dtype)
+            x = x * spread(factor, [*bases, dim], x.ndim).to(x.device, x.dtype)
         if mixture.weights is None:
             return x
-        return _mix_units(x, mixture.weights.to(x.device, x.dtype), places)
-
-
-def _mix_units(x: Tensor, weights: Tensor, places: list[int]) -> Tensor:
-    """The units along the last of `places` mixed, by one matrix for every index of the other places."""
-    *bases, dim = places
-    order = [*bases, *(d for d in range(x.ndim) if d not in places), dim]
-    rows = x.permute(*order)
-    flat = rows.reshape(*rows.shape[: len(bases)], -1, rows.shape[-1])
-    back = sorted(range(x.ndim), key=lambda d: order[d])
-    return torch.matmul(flat, weights.mT).reshape(rows.shape).permute(*back)
+        # the units along `dim` are mixed by one matrix for every index of the bases
+        order = [*bases, *(d for d in range(x.ndim) if d not in (*bases, dim)), dim]
+        rows = x.permute(*order)
+        flat = rows.reshape(*rows.shape[: len(bases)], -1, rows.shape[-1])
+        back = sorted(range(x.ndim), key=lambda d: order[d])
+        return torch.matmul(flat, mixture.weights.to(x.device, x.dtype).mT).reshape(rows.shape).permute(*back)
 
 
 def mixed(symmetry: Symmetry, actor: RelaxedElement, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights moved by a relaxed element, without a model around them."""
+    """Weights moved by a relaxed element."""
     return {n: act(symmetry.layouts[n], x, actor) if n in symmetry.layouts else x for n, x in weights.items()}
 
 
@@ -251,70 +252,67 @@ def matrix_of(permutation: Int[Tensor, "*copies n"]) -> Float[Tensor, "*copies n
 
 
 def nearest_permutation(weights: Float[Tensor, "*copies n n"]) -> Int[Tensor, "*copies n"]:
-    """The permutation that holds the largest sum of shares.
+    """The permutation with the largest sum of shares.
 
     >>> nearest_permutation(torch.tensor([[0.4, 0.6], [0.6, 0.4]]))
     tensor([1, 0])
     """
-    shares = weights.detach().cpu().flatten(0, -3) if weights.ndim > 2 else weights.detach().cpu()[None]
-    orders = [torch.from_numpy(linear_sum_assignment(x.numpy(), maximize=True)[1]) for x in shares]
-    return torch.stack(orders).reshape(weights.shape[:-1])
+    shares = weights.reshape(-1, *weights.shape[-2:])
+    return torch.stack([linear_assignment(x) for x in shares]).reshape(weights.shape[:-1])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Frank–Wolfe: the order of a strand that enters one weight twice, as hidden units of a recurrent network do.
-#
-# There W becomes P W Pᵀ, and how well the units of A and B fit is no longer a sum over pairs of units: it is a quadratic
-# assignment, for which no quick exact method is known. The search runs over the doubly stochastic matrices instead. From
-# a point, the best corner by slope is one linear assignment; along the way to it the fit is a polynomial, whose maximum
-# is found exactly. The last point is rounded to a permutation (after Vogelstein et al. 2015, who match two graphs). The
-# search begins twice: at the present order, and where every unit has an equal share in every other.
+def sinkhorn(scores: Float[Tensor, "*copies n n"], rounds: int = ROUNDS) -> Float[Tensor, "*copies n n"]:
+    """Shares in proportion to exp(scores), rows and columns scaled to sum to one; rows exactly.
+
+    The scaling works on logarithms, so no score is too large. Gradients are those of the rounds themselves.
+
+    >>> sinkhorn(torch.tensor([[4.0, 0.0], [0.0, 4.0]])).round(decimals=3)
+    tensor([[0.9820, 0.0180], [0.0180, 0.9820]])
+    """
+    for _ in range(rounds):
+        scores = scores - scores.logsumexp(-2, keepdim=True)
+        scores = scores - scores.logsumexp(-1, keepdim=True)
+    return scores.exp()
 
 
-STEPS = 50  # the most corners that are walked to from one start
-LEAST_GAIN = 1e-9  # a rise of the fit by slope, as a share of it, that is worth a step
-
-Value = Callable[[Tensor], Tensor]  # of a mixture of units: how well B so mixed fits A
+# -- Frank–Wolfe --
 
 
-def frank_wolfe_step(pair: MatchingState, s: int) -> bool:
-    """Bring a strand into the best order found, all others held still; whether anything moved."""
-    strand = pair.wire_specs[s]
-    if not strand.permutes or s not in pair.around[s]:
+def frank_wolfe_step(state: MatchingState, w: int) -> bool:
+    """Reorder a wire that enters one weight twice, as hidden units of a recurrent network do; whether anything moved.
+
+    There W becomes P W Pᵀ, so the similarity of A and B is not a sum over pairs of units: matching is a quadratic
+    assignment. The search runs over doubly stochastic matrices (Vogelstein et al. 2015). From a point, the best corner
+    by the gradient is one linear assignment; on the way to it the similarity is a polynomial, whose maximum is exact.
+    The last point is rounded to a permutation. It starts at the present order and at the uniform matrix.
+    """
+    spec = state.wire_specs[w]
+    if not spec.permutes or w not in state.neighbours[w]:
         return False
-    value, degree = _fit(pair, s), _times(pair, s)
-    many = copies(pair.wire_specs, s)
-    still = torch.eye(strand.size, dtype=torch.float64).expand(*many, strand.size, strand.size)
-    orders = [frank_wolfe_order(value, start, degree) for start in (still, torch.full_like(still, 1 / strand.size))]
-    best = max(orders, key=lambda order: float(value(matrix_of(order))))
-    return pair.step({s: replace(identity_move(pair.wire_specs, s), permutation=best)})
-
-
-def _fit(pair: MatchingState, s: int) -> Value:
-    """The inner product of A with B, units of the strand mixed wherever they stand; the distance falls as it rises."""
-    touched = [(pair.a[i].double().cpu(), pair.b[i].double().cpu(), pair.blocks[i]) for i in pair.touched[s]]
+    touched = [(state.a[i].double().cpu(), state.b[i].double().cpu(), state.blocks[i]) for i in state.blocks_of[w]]
 
     def value(mixture: Tensor) -> Tensor:
-        actor = RelaxedElement(pair.wire_specs, {s: RelaxedMove(mixture)})
+        """The inner product of A with B, units of the wire mixed wherever they stand."""
+        actor = RelaxedElement(state.wire_specs, {w: RelaxedMove(mixture)})
         total = torch.zeros((), dtype=torch.float64)
         for a, b, block in touched:
-            for d in block.places(s):
+            for d in block.places(w):
                 b = actor.act_on_axis(b, d, block.dims)
             total = total + (a * b).sum()
         return total
 
-    return value
-
-
-def _times(pair: MatchingState, s: int) -> int:
-    """How often the strand enters the block in which it stands most often."""
-    return max(len(pair.blocks[i].places(s)) for i in pair.touched[s])
+    degree = max(len(block.places(w)) for _, _, block in touched)
+    present = torch.eye(spec.size, dtype=torch.float64).expand(*copies(state.wire_specs, w), spec.size, spec.size)
+    starts = (present, torch.full_like(present, 1 / spec.size))
+    orders = [frank_wolfe_order(value, start, degree) for start in starts]
+    best = max(orders, key=lambda order: float(value(matrix_of(order))))
+    return state.step({w: state.move(w, permutation=best)})
 
 
 def frank_wolfe_order(
     value: Value, start: Float[Tensor, "*copies n n"], degree: int, steps: int = STEPS
 ) -> Int[Tensor, "*copies n"]:
-    """The permutation near the end of a walk uphill; `degree`: that of the value, a polynomial of the mixture.
+    """The permutation nearest to the end of the search; `value` is a polynomial of the mixture, of a known degree.
 
     >>> a = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 5.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     >>> order = torch.tensor([2, 0, 1])
@@ -328,94 +326,117 @@ def frank_wolfe_order(
     for _ in range(steps):
         at = here.detach().requires_grad_(True)
         height = value(at)
-        (slope,) = torch.autograd.grad(height, at)
-        corner = matrix_of(nearest_permutation(slope))
+        (gradient,) = torch.autograd.grad(height, at)
+        corner = matrix_of(nearest_permutation(gradient))
         way = corner - here
-        level, rise = float(height.detach()), float((slope * way).sum())
-        if rise <= LEAST_GAIN * abs(level):
+        level, gain = float(height.detach()), float((gradient * way).sum())
+        if gain <= LEAST_GAIN * abs(level):
             break
-        share = _best_share(value, here, way, degree, level, rise)
+        share = _best_share(value, here, way, degree, level, gain)
         here = corner if share == 1 else here + share * way
     return nearest_permutation(here)
 
 
-def _best_share(value: Value, here: Tensor, way: Tensor, degree: int, level: float, rise: float) -> float:
-    """How far to go along a way, from 0 to 1: the maximum of a polynomial with this level and rise at 0.
+def _best_share(value: Value, here: Tensor, way: Tensor, degree: int, level: float, slope: float) -> float:
+    """How far to go along a way, from 0 to 1: the maximum of the polynomial with this level and slope at 0.
 
     Its other coefficients follow from as many more points.
     """
     powers, points = np.arange(2, degree + 1), np.arange(1, degree) / (degree - 1)
-    heights = [float(value(here + float(t) * way)) - level - t * rise for t in points]
-    curve = np.polynomial.Polynomial([level, rise, *np.linalg.solve(points[:, None] ** powers, np.array(heights))])
+    heights = [float(value(here + float(t) * way)) - level - t * slope for t in points]
+    curve = np.polynomial.Polynomial([level, slope, *np.linalg.solve(points[:, None] ** powers, np.array(heights))])
     roots = np.asarray(curve.deriv().roots())
-    bends = roots.real[(np.abs(roots.imag) < 1e-9) & (roots.real > 0) & (roots.real < 1)]
-    return max([1.0, *bends.tolist()], key=lambda t: float(curve(t)))
+    inside = roots.real[(np.abs(roots.imag) < 1e-9) & (roots.real > 0) & (roots.real < 1)]
+    return max([1.0, *inside.tolist()], key=lambda t: float(curve(t)))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The best permutation of one strand, with its signs where asked, all others held still.
-#
-# How well unit i of A and unit j of B fit is the inner product of their slices, summed over all places of the strand. A
-# strand whose units hold units of other strands (heads, groups of channels) is matched together with those: each pair of
-# its units is judged by the best order inside. Where a strand enters one block twice, this is the slope of the objective
-# at the present element, and a search over mixtures of orders follows (`frank_wolfe`); `Pair.step` keeps a result only if
-# the objective itself falls.
+# -- One wire by its weights --
 
 
-#: Pairs of units whose insides are matched; with more of them the order inside is held still.
-MOST_PAIRS = 4096
-#: Signs of one index that are tried in every combination.
-MOST_SIGNS = 6
+def permutation_step(state: MatchingState, w: int, signs: bool = False) -> bool:
+    """Give a wire its best order (with `signs`: order and signs) while all others stay; whether anything moved.
 
-Fit = Float[Tensor, "copies n n"]
-
-
-def permutation_step(pair: MatchingState, s: int, signs: bool = False) -> bool:
-    """Bring a strand into the order (with `signs`: order and signs) that fits best; whether anything moved."""
-    inner = _inner_strands(pair, s)
-    moved = bool(inner) and _try(pair, _nested_moves(pair, s, inner))
-    moves, before = _plain_moves(pair, s, signs), tuple(pair.b)
-    if _try(pair, moves):
+    The similarity of units i of A and j of B is the inner product of their slices, summed over all slots of the wire. A
+    wire whose units hold units of other wires (heads, groups of channels) is matched together with those. Where a wire
+    enters one block twice, this is the gradient of the objective at the present element, and a Frank–Wolfe search
+    follows; `MatchingState.step` keeps a result only if the objective itself falls.
+    """
+    nested = state.wires.nested(w)
+    moves = _nested_moves(state, w, nested) if nested else {}
+    moved = bool(moves) and state.step(moves)
+    moves, before = _plain_moves(state, w, signs), tuple(state.b)
+    if moves and state.step(moves):
         moved = True
-        order, sign = moves[s].permutation, moves[s].sign
+        order, sign = moves[w].permutation, moves[w].sign
         if order is not None and (sign is None or bool((sign > 0).all())):
-            pair.products.reordered(pair.places[s], order.reshape(-1, order.shape[-1]), before)
-    return frank_wolfe_step(pair, s) or moved
+            state.products.reorder(w, order.reshape(-1, order.shape[-1]), before)
+    return frank_wolfe_step(state, w) or moved
 
 
-def _try(pair: MatchingState, moves: dict[int, Move]) -> bool:
-    return bool(moves) and pair.step(moves)
-
-
-def _plain_moves(pair: MatchingState, s: int, signs: bool) -> dict[int, Move]:
-    strand = pair.wire_specs[s]
-    fit, pattern = _best_signs(pair, s, signs, _fits(pair, s, signs))
-    order = (
-        torch.stack([_assign(f) for f in fit]) if strand.permutes else torch.arange(strand.size).expand(fit.shape[:2])
-    )
-    move = identity_move(pair.wire_specs, s)
-    if strand.permutes:
-        move = replace(move, permutation=order.reshape(_shape(move)))
-    if pattern is not None and move.sign is not None:
-        chosen = pattern.gather(-1, order.unsqueeze(-1)).squeeze(-1)  # the combination of every unit of A
-        at_source = torch.empty_like(chosen).scatter_(-1, order, chosen)
-        table = torch.tensor(list(product((1.0, -1.0), repeat=strand.signs)), dtype=torch.float64)
-        move = replace(move, sign=table[at_source].movedim(-1, 0).reshape(move.sign.shape))
-    still = torch.equal(order, torch.arange(strand.size).expand(order.shape))
-    return {} if still and (move.sign is None or bool((move.sign > 0).all())) else {s: move}
-
-
-def _shape(move: Move) -> tuple[int, ...]:
-    assert move.permutation is not None
-    return tuple(move.permutation.shape)
-
-
-def _fits(pair: MatchingState, s: int, signs: bool) -> dict[tuple[int, ...], Fit]:
-    """How well units fit, summed over places; with `signs`, over those with the same exponents of signs."""
+def _plain_moves(state: MatchingState, w: int, signs: bool) -> dict[int, Move]:
+    spec = state.wire_specs[w]
     groups: dict[tuple[int, ...], list[StateSlot]] = {}
-    for place in pair.places[s]:
-        groups.setdefault(tuple(int(f) for f in place.axis.flips) if signs else (), []).append(place)
-    return {flips: pair.products.total(places) for flips, places in groups.items()}
+    for slot in state.slots[w]:
+        groups.setdefault(tuple(int(f) for f in slot.axis.flips) if signs else (), []).append(slot)
+    similarity, pattern = _best_combination(
+        {flips: state.products.total(slots) for flips, slots in groups.items()}, spec.signs if signs else 0
+    )
+    present = torch.arange(spec.size).expand(similarity.shape[:2])
+    order = torch.stack([linear_assignment(x) for x in similarity]) if spec.permutes else present
+    parts = {"permutation": order} if spec.permutes else {}
+    if pattern is not None:
+        chosen = pattern.gather(-1, order.unsqueeze(-1)).squeeze(-1)  # the combination of every unit of A
+        table = torch.tensor(list(product((1.0, -1.0), repeat=spec.signs)), dtype=torch.float64)
+        parts["sign"] = table[torch.empty_like(chosen).scatter_(-1, order, chosen)].movedim(-1, 0)
+    stays = torch.equal(order, present) and bool((parts["sign"] > 0).all() if "sign" in parts else True)
+    return {} if stays else {w: state.move(w, **parts)}
+
+
+def _best_combination(
+    similarities: Mapping[tuple[int, ...], Tensor], count: int
+) -> tuple[Float[Tensor, "copies n n"], Tensor | None]:
+    """The similarity of each pair of units with their best combination of signs, and which combination that is."""
+    if not 0 < count <= MOST_SIGNS:
+        return sum(similarities.values(), torch.zeros(())), None
+    ways = []
+    for combination in product((0, 1), repeat=count):
+        parity = {flips: sum(f * c for f, c in zip(flips, combination, strict=False)) % 2 for flips in similarities}
+        ways.append(sum((-x if parity[flips] else x for flips, x in similarities.items()), torch.zeros(())))
+    best = torch.stack(ways).max(0)
+    return best.values, best.indices
+
+
+def _nested_moves(state: MatchingState, w: int, nested: list[int]) -> dict[int, Move]:
+    """The best order of a wire and of the wires nested in it; empty if all stay."""
+    n = state.wire_specs[w].size
+    total = torch.zeros(n, n, dtype=torch.float64)
+    entered = {slot.block for t in nested for slot in state.slots[t]}
+    for slot in state.slots[w]:
+        if slot.block not in entered:
+            total += _products(state.rows_of_a(slot), state.rows_of_b(slot))[0].double()
+    orders = {}
+    for t in nested:
+        orders[t], value = nested_assignment(_nested_similarity(state, t))
+        total += value
+    partner = linear_assignment(total)
+    moves = {w: state.move(w, permutation=partner)}
+    stays = torch.equal(partner, torch.arange(n))
+    for t in nested:
+        order = at_source(orders[t][torch.arange(n), partner], partner)
+        stays = stays and bool((order == torch.arange(order.shape[-1])).all())
+        moves[t] = state.move(t, permutation=order)
+    return {} if stays else moves
+
+
+def _nested_similarity(state: MatchingState, t: int) -> Float[Tensor, "outer outer n n"]:
+    """The similarity of nested units, for every unit of A and of B that holds them."""
+    total = torch.zeros((), dtype=torch.float64)
+    for slot in state.slots[t]:
+        x, y = state.rows_of_a(slot), state.rows_of_b(slot)
+        outer, n, entries = x.shape
+        flat = _products(x.reshape(1, outer * n, entries), y.reshape(1, outer * n, entries))[0]
+        total = total + flat.reshape(outer, n, outer, n).transpose(1, 2).double()
+    return total
 
 
 def _products(x: Tensor, y: Tensor) -> Float[Tensor, "copies n m"]:
@@ -423,93 +444,3 @@ def _products(x: Tensor, y: Tensor) -> Float[Tensor, "copies n m"]:
     if x.shape[-1] <= SHORT:
         x, y = x.double(), y.double()
     return torch.matmul(x, y.mT).cpu()
-
-
-def _best_signs(
-    pair: MatchingState, s: int, signs: bool, fits: dict[tuple[int, ...], Tensor]
-) -> tuple[Fit, Tensor | None]:
-    """The fit with the best signs for each pair of units, and which combination of signs that is."""
-    count = pair.wire_specs[s].signs
-    if not (signs and count) or count > MOST_SIGNS:
-        return sum(fits.values(), torch.zeros(())), None
-    ways = []
-    for combination in product((0, 1), repeat=count):
-        parity = {flips: sum(f * c for f, c in zip(flips, combination, strict=False)) % 2 for flips in fits}
-        ways.append(sum((-fit if parity[flips] else fit for flips, fit in fits.items()), torch.zeros(())))
-    best = torch.stack(ways).max(0)
-    return best.values, best.indices
-
-
-def _assign(fit: Float[Tensor, "n n"]) -> Tensor:
-    return torch.from_numpy(linear_sum_assignment(fit.numpy(), maximize=True)[1])
-
-
-# -- units that hold units ---------------------------------------------------------------------------------------------
-
-
-def _inner_strands(pair: MatchingState, s: int) -> list[int]:
-    """The strands fibred over s alone that permute, where there are few enough pairs to look into all of them."""
-    if pair.wire_specs[s].bases or not pair.wire_specs[s].permutes or pair.wire_specs[s].size ** 2 > MOST_PAIRS:
-        return []
-    return [t for t in sorted(pair.movable) if pair.wire_specs[t].bases == (s,) and pair.wire_specs[t].permutes]
-
-
-def _nested_moves(pair: MatchingState, s: int, inner: list[int]) -> dict[int, Move]:
-    n = pair.wire_specs[s].size
-    total = np.zeros((n, n))
-    for place in _without(pair, s, inner):
-        total += _products(pair.rows_of_a(place), pair.rows_of_b(place))[0].double().numpy()
-    orders = {}
-    for t in inner:
-        orders[t], value = _orders_inside(pair, t)
-        total += value
-    partner = linear_sum_assignment(total, maximize=True)[1]
-    moves = {s: replace(identity_move(pair.wire_specs, s), permutation=torch.from_numpy(partner))}
-    stays = np.array_equal(partner, np.arange(n))
-    for t in inner:
-        at_source = np.empty((n, pair.wire_specs[t].size), dtype=np.int64)
-        at_source[partner] = orders[t][np.arange(n), partner]
-        stays = stays and bool((at_source == np.arange(pair.wire_specs[t].size)).all())
-        moves[t] = replace(identity_move(pair.wire_specs, t), permutation=torch.from_numpy(at_source))
-    return {} if stays else moves
-
-
-def _without(pair: MatchingState, s: int, inner: list[int]) -> Iterator[StateSlot]:
-    """The places of a strand in blocks that none of its inner strands enters."""
-    entered = {place.block for t in inner for place in pair.places[t]}
-    return (place for place in pair.places[s] if place.block not in entered)
-
-
-def _orders_inside(pair: MatchingState, t: int) -> tuple[np.ndarray, np.ndarray]:
-    """For every unit of A and of B that hold units of strand t: the best order inside, and how well it fits."""
-    fit: Tensor | float = 0.0
-    for place in pair.places[t]:
-        x, y = pair.rows_of_a(place), pair.rows_of_b(place)
-        outer, n, entries = x.shape
-        flat = _products(x.reshape(1, outer * n, entries), y.reshape(1, outer * n, entries))[0]
-        fit = fit + flat.reshape(outer, n, outer, n).transpose(1, 2).double()
-    assert isinstance(fit, Tensor)
-    values = fit.numpy()
-    outer, n = values.shape[0], values.shape[-1]
-    orders, best = np.empty((outer, outer, n), dtype=np.int64), np.empty((outer, outer))
-    for i, j in product(range(outer), repeat=2):
-        orders[i, j] = linear_sum_assignment(values[i, j], maximize=True)[1]
-        best[i, j] = values[i, j, np.arange(n), orders[i, j]].sum()
-    return orders, best
-
-
-ROUNDS = 20  # of scaling rows and columns
-
-
-def sinkhorn(scores: Float[Tensor, "*copies n n"], rounds: int = ROUNDS) -> Float[Tensor, "*copies n n"]:
-    """Shares in proportion to exp(scores), rows and columns scaled so that they add up to one; rows exactly.
-
-    Logarithms are scaled, so that no score is too large. Gradients are those of the rounds themselves.
-
-    >>> sinkhorn(torch.tensor([[4.0, 0.0], [0.0, 4.0]])).round(decimals=3)
-    tensor([[0.9820, 0.0180], [0.0180, 0.9820]])
-    """
-    for _ in range(rounds):
-        scores = scores - scores.logsumexp(-2, keepdim=True)
-        scores = scores - scores.logsumexp(-1, keepdim=True)
-    return scores.exp()

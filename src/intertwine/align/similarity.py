@@ -4,33 +4,28 @@ sites of each wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from intertwine.align.activation_sites import CapturedForward, activation_sites
+from intertwine.align.state import MovableWires
 from intertwine.argument_types import Float
 from intertwine.errors import InputError
 from intertwine.symmetry.blocks import BlockSlot, block_slots, cut_block
 from intertwine.symmetry.element import WireSpec
 from intertwine.symmetry.geometry import Layout, WireAxis
 
-# ----------------------------------------------------------------------------------------------------
-# Products of features: how every unit of one network varies with every unit of another, summed over all data.
-#
-# What is kept are matrices of units by units, never features, so memory does not grow with the data. Positions of a
-# tensor are samples too: those of images, and tokens. All sums are in double precision. Every tensor has its own means,
-# and batches are joined around them, so that nothing is lost to cancellation.
-
-
-#: Numbers that are turned into double precision at once.
+#: The most numbers that are converted to double precision at once.
 CHUNK = 1 << 24
-#: A unit whose deviations are below this many roundings of its size does not vary.
-STILL = 8.0
+#: A unit whose deviations are below this many roundings of its size is constant.
+CONSTANT = 8.0
+
+Flips = tuple[int, ...]
+Matrix = Float[Tensor, "units units"]
 
 
 @dataclass
@@ -43,6 +38,9 @@ class _Means:
 @dataclass
 class CrossMoments:
     """Over tensors t and positions p: Σ (a − mean_t a)(b − mean_t b)ᵀ, and the same of each network with itself.
+
+    Memory does not grow with the data. Positions of a tensor (pixels, tokens) are samples too. All sums are in double
+    precision, every tensor has its own means, and batches are merged around them, so there is no cancellation.
 
     Example:
         >>> import torch
@@ -61,20 +59,26 @@ class CrossMoments:
     _means: dict[Hashable, _Means] = field(default_factory=dict)
 
     def add(self, tensor: Hashable, a: Float[Tensor, "first entries"], b: Float[Tensor, "second entries"]) -> None:
-        """Take in some positions of one tensor, which is known by any name.
+        """Add some positions of one tensor, identified by any name.
 
-        Positions with an infinite entry are left out: they are masked. NaN is refused.
+        Positions with an infinite entry are masked and skipped. NaN raises an error.
         """
         self.eps = max(self.eps, *(torch.finfo(x.dtype).eps for x in (a, b)))
         width = max(CHUNK // max(len(a), len(b)), 1)
         for x, y in zip(a.split(width, 1), b.split(width, 1), strict=True):
             x, y = x.double(), y.double()
-            if not bool((x.sum() + y.sum()).isfinite()):  # one sum is cheaper than a look at every number
-                x, y = _without_masked(tensor, x, y)
+            if not bool((x.sum() + y.sum()).isfinite()):  # one sum is cheaper than checking every number
+                if bool(x.isnan().any() | y.isnan().any()):
+                    raise InputError(
+                        f"The features at {tensor} hold NaN, so units cannot be compared by them. Look at the data and "
+                        "the weights of both networks; the method 'weights' needs no features."
+                    )
+                finite = x.isfinite().all(0) & y.isfinite().all(0)
+                x, y = x[:, finite], y[:, finite]
             if x.shape[1]:
-                self._join(tensor, x, y)
+                self._add(tensor, x, y)
 
-    def _join(self, tensor: Hashable, x: Tensor, y: Tensor) -> None:
+    def _add(self, tensor: Hashable, x: Tensor, y: Tensor) -> None:
         if not self.cross.numel():
             self.cross = x.new_zeros(len(x), len(y))
             self.squares_a, self.squares_b = x.new_zeros(len(x)), y.new_zeros(len(y))
@@ -90,10 +94,8 @@ class CrossMoments:
         means.a, means.b = means.a + shift_x * (count / total), means.b + shift_y * (count / total)
         means.count = total
 
-    # -- what is known when all data has passed --------------------------------------------------------------------
-
     def inner(self) -> Float[Tensor, "first second"]:
-        """Σ a bᵀ: inner products of the features as they are."""
+        """Σ a bᵀ: inner products of the uncentred features."""
         found = self.cross.clone()
         for means in self._means.values():
             found.addr_(means.a, means.b, alpha=means.count)
@@ -101,10 +103,11 @@ class CrossMoments:
 
     def lengths(self) -> tuple[Float[Tensor, " first"], Float[Tensor, " second"]]:
         """Σ a² and Σ b² of every unit."""
-        return (self.squares_a + self._sizes("a")).cpu(), (self.squares_b + self._sizes("b")).cpu()
+        mean_a, mean_b = self._mean_squares()
+        return (self.squares_a + mean_a).cpu(), (self.squares_b + mean_b).cpu()
 
     def correlation(self) -> Float[Tensor, "first second"]:
-        """Of deviations from each tensor's own means; 0 for a unit that does not vary."""
+        """Correlation of deviations from each tensor's own means; 0 for a constant unit."""
         inverse = [
             torch.where(dead, 0.0, 1 / torch.where(dead, 1.0, squares).sqrt())
             for dead, squares in zip(self._dead(), (self.squares_a, self.squares_b), strict=True)
@@ -112,86 +115,43 @@ class CrossMoments:
         return (self.cross * inverse[0][:, None] * inverse[1]).clamp(-1.0, 1.0).cpu()
 
     def dead(self) -> tuple[Tensor, Tensor]:
-        """Which units of the first and of the second network do not vary, but for rounding."""
+        """Which units of the first and of the second network are constant, up to rounding."""
         return self._dead()[0].cpu(), self._dead()[1].cpu()
 
     def _dead(self) -> list[Tensor]:
-        sides = ((self.squares_a, "a"), (self.squares_b, "b"))
-        return [squares <= (STILL * self.eps) ** 2 * (squares + self._sizes(side)) for squares, side in sides]
+        sides = zip((self.squares_a, self.squares_b), self._mean_squares(), strict=True)
+        return [squares <= (CONSTANT * self.eps) ** 2 * (squares + means) for squares, means in sides]
 
-    def _sizes(self, side: str) -> Tensor:
-        means = [m.count * getattr(m, side).square() for m in self._means.values()]
-        return torch.stack(means).sum(0)
-
-
-def _without_masked(tensor: Hashable, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Only the positions at which every unit is finite; NaN is refused."""
-    if bool(x.isnan().any() | y.isnan().any()):
-        raise InputError(
-            f"The features at {tensor} hold NaN, so units cannot be compared by them. Look at the data and the weights "
-            "of both networks; the method 'weights' needs no features."
-        )
-    finite = x.isfinite().all(0) & y.isfinite().all(0)
-    return x[:, finite], y[:, finite]
+    def _mean_squares(self) -> list[Tensor]:
+        """Σ of squared means of each network, over all positions."""
+        all_means = self._means.values()
+        return [torch.stack([m.count * getattr(m, side).square() for m in all_means]).sum(0) for side in "ab"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Fits: what two networks compute at the places of a strand, as matrices of how well units fit each other.
-#
-# A strand with bases (units inside heads) has one row for every unit of every copy, so that any order of the bases can be
-# judged later. Entries along an axis that another moving strand permutes are compared in sorted order, which no
-# permutation changes. A strand whose units hold units of others is judged by the best order inside (see `choice`).
-
-
-#: Pairs of units whose insides are matched; with more of them the order inside is held still.
-MOST_PAIRS = 4096
-
-Flips = tuple[int, ...]
-Matrix = Float[Tensor, "units units"]
-
-
-def rows_of(site: BlockSlot, permuted: Collection[int] = ()) -> Float[Tensor, "units entries"]:
-    """One row per copy and unit of the site's strand; what `permuted` strands reorder is sorted."""
-    dims = site.block.dims
-    foreign = [d for d in site.rest if isinstance(dims[d].tree, WireAxis) and site.block.wire_axis(d).wire in permuted]
-    plain = [d for d in site.rest if d not in foreign]
-    x = site.block.data.permute(*site.front, *plain, *foreign)
+def rows_of(slot: BlockSlot, permuted: Collection[int] = ()) -> Float[Tensor, "units entries"]:
+    """One row per copy and unit of the slot's wire; entries that `permuted` wires reorder are sorted."""
+    dims = slot.block.dims
+    foreign = [d for d in slot.rest if isinstance(dims[d].tree, WireAxis) and slot.block.wire_axis(d).wire in permuted]
+    plain = [d for d in slot.rest if d not in foreign]
+    x = slot.block.data.permute(*slot.front, *plain, *foreign)
     if foreign:
-        x = x.flatten(len(site.front) + len(plain)).sort(-1).values
-    return x.flatten(0, len(site.front) - 1).flatten(1) if x.ndim > len(site.front) else x.flatten()[:, None]
+        x = x.flatten(len(slot.front) + len(plain)).sort(-1).values
+    return x.flatten(0, len(slot.front) - 1).flatten(1) if x.ndim > len(slot.front) else x.flatten()[:, None]
 
 
-def slots_of(layout: Layout, x: Tensor, strand: int, strands: tuple[WireSpec, ...]) -> list[BlockSlot]:
-    """Where a strand stands in a tensor."""
-    return [site for block in cut_block("", x, layout, 0.0) for site in block_slots(block, strand, strands)]
+def slots_of(layout: Layout, x: Tensor, w: int, wire_specs: tuple[WireSpec, ...]) -> list[BlockSlot]:
+    """Where a wire stands in a tensor."""
+    return [slot for block in cut_block("", x, layout, 0.0) for slot in block_slots(block, w, wire_specs)]
 
 
-@dataclass(frozen=True)
-class MovableStrands:
-    """The strands that may move, among all."""
-
-    wire_specs: tuple[WireSpec, ...]
-    movable: frozenset[int]
-
-    @cached_property
-    def permuted(self) -> frozenset[int]:
-        return frozenset(s for s in self.movable if self.wire_specs[s].permutes)
-
-    @cached_property
-    def in_order(self) -> list[int]:
-        """Bases before what stands over them."""
-        return sorted(self.movable, key=lambda s: (len(self.wire_specs[s].bases), s))
-
-    def inside(self, s: int) -> list[int]:
-        """The strands fibred over s alone that permute, where there are few enough pairs to look into all of them."""
-        if s not in self.permuted or self.wire_specs[s].bases or self.wire_specs[s].size ** 2 > MOST_PAIRS:
-            return []
-        return [t for t in sorted(self.permuted) if self.wire_specs[t].bases == (s,)]
+def sign_exponents(slot: BlockSlot) -> Flips:
+    """The exponents modulo 2 with which the signs of the slot's wire act there."""
+    return tuple(int(flip) % 2 for flip in slot.axis.flips)
 
 
 @dataclass(frozen=True)
 class ActivationKind:
-    """Tensors in which a strand is flipped and scaled alike."""
+    """Tensors in which a wire has the same exponents of signs and scales."""
 
     flips: Flips
     powers: tuple[float, ...]
@@ -199,21 +159,25 @@ class ActivationKind:
 
 @dataclass
 class PairedActivations:
-    """Listens to two networks (see `hidden.watch`) and keeps the products of what speaks for each wanted strand.
+    """Collects products of the activations of two networks (see `run_side_by_side`) for each wanted wire.
 
-    `signs`, `scales`: keep tensors apart in which signs or scales of a strand act otherwise.
+    A wire with bases (units inside heads) has one row for every unit of every copy, so that any order of the bases can
+    be scored later. Entries along an axis that another moving wire permutes are compared in sorted order, which no
+    permutation changes. A tensor in which the units of a wire hold units of a nested wire is left to the nested match.
+
+    `signs`, `scales`: keep tensors apart in which the signs or scales of a wire act differently.
     """
 
-    moving: MovableStrands
+    wires: MovableWires
     wanted: frozenset[int]
     at: str = "post"
     signs: bool = False
     scales: bool = False
     products: dict[int, dict[ActivationKind, CrossMoments]] = field(default_factory=dict)
     names: dict[int, dict[str, None]] = field(default_factory=dict)
-    _plans: dict[int, tuple[CapturedForward, dict[int, list[int]]]] = field(default_factory=dict)
+    _sites: dict[int, tuple[CapturedForward, dict[int, list[int]]]] = field(default_factory=dict)
 
-    def hear(
+    def on_call(
         self,
         captured: CapturedForward,
         position: int,
@@ -221,40 +185,32 @@ class PairedActivations:
         a: Any,
         b: Any,
     ) -> None:
-        if id(captured) not in self._plans:
-            self._plans[id(captured)] = captured, self._plan(captured)
-        for s in self._plans[id(captured)][1].get(position, ()):
-            self._take(s, captured.program.calls[position].name, captured.layouts[position], a, b)
+        """Add the results of one call, if it is an activation site of a wanted wire."""
+        if id(captured) not in self._sites:
+            wires_at: dict[int, list[int]] = {}
+            for w, positions in activation_sites(captured, self.at).items():
+                for p in positions if w in self.wanted else ():
+                    wires_at.setdefault(p, []).append(w)
+            self._sites[id(captured)] = captured, wires_at
+        for w in self._sites[id(captured)][1].get(position, ()):
+            self._add(w, captured.program.calls[position].name, captured.layouts[position], a, b)
 
-    def _plan(self, captured: CapturedForward) -> dict[int, list[int]]:
-        """Position of a call → the strands its result speaks for."""
-        plan: dict[int, list[int]] = {}
-        for s, positions in activation_sites(captured, self.at).items():
-            for position in positions if s in self.wanted else ():
-                plan.setdefault(position, []).append(s)
-        return plan
-
-    def _take(self, s: int, name: str, layout: Layout, a: Tensor, b: Tensor) -> None:
-        inside, strands = set(self.moving.inside(s)), self.moving.wire_specs
-        pairs = zip(*(slots_of(layout, x, s, strands) for x in (a, b)), strict=True)
+    def _add(self, w: int, name: str, layout: Layout, a: Tensor, b: Tensor) -> None:
+        nested = set(self.wires.nested(w))
+        pairs = zip(*(slots_of(layout, x, w, self.wires.wire_specs) for x in (a, b)), strict=True)
         for number, (x, y) in enumerate(pairs):
-            if inside & {leaf.wire for leaf in _leaves(x)}:
-                continue  # judged by the best order inside
-            flips = tuple(int(f) % 2 for f in x.axis.flips)
-            kind = ActivationKind(flips if self.signs else (), x.axis.power if self.scales else ())
-            self.names.setdefault(s, {})[name] = None
-            rows = (rows_of(site, self.moving.permuted) for site in (x, y))
-            self.products.setdefault(s, {}).setdefault(kind, CrossMoments()).add((name, number), *rows)
+            if nested & {dim.tree.wire for dim in x.block.dims if isinstance(dim.tree, WireAxis)}:
+                continue
+            kind = ActivationKind(sign_exponents(x) if self.signs else (), x.axis.power if self.scales else ())
+            self.names.setdefault(w, {})[name] = None
+            rows = (rows_of(slot, self.wires.permuted) for slot in (x, y))
+            self.products.setdefault(w, {}).setdefault(kind, CrossMoments()).add((name, number), *rows)
 
-    def fits(self, value: Callable[[CrossMoments], Tensor]) -> dict[int, dict[Flips, Tensor]]:
-        """Strand → exponents of signs → how well units fit, by a function of products; several kinds are added up."""
+    def similarities(self, value: Callable[[CrossMoments], Tensor]) -> dict[int, dict[Flips, Tensor]]:
+        """Wire → exponents of signs → similarity of units, a function of products summed over kinds of tensors."""
         found: dict[int, dict[Flips, Tensor]] = {}
-        for s, kinds in self.products.items():
-            own = found.setdefault(s, {})
+        for w, kinds in self.products.items():
+            own = found.setdefault(w, {})
             for kind, products in kinds.items():
                 own[kind.flips] = own[kind.flips] + value(products) if kind.flips in own else value(products)
         return found
-
-
-def _leaves(site: BlockSlot) -> Iterator[WireAxis]:
-    return (dim.tree for dim in site.block.dims if isinstance(dim.tree, WireAxis))

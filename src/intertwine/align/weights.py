@@ -1,6 +1,5 @@
-"""Solver `weights`: permutations, one wire after the other, from several starts (after Ainsworth et al. 2023).
-
-Where the symmetry holds matrices (continuous=True) they move too: rotations of a residual stream, a matrix per head.
+"""Method `weights`: permutations by weights alone, one wire after the other, from several starts (Ainsworth et al.
+2023). If the symmetry holds matrices (continuous=True) they move too: rotations of a residual stream, a matrix per head.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from intertwine.align.solver import (
 from intertwine.align.state import AlignmentStep, MatchingState
 from intertwine.symmetry.element import Element
 
-#: A sweep that lowers the objective by less than this share of it is the last.
+#: The last sweep lowers the objective by less than this share of it.
 LEAST_GAIN = 1e-5
-#: The same while starts are compared: one sweep each, after which the best one is seen to go on being the best.
+#: The same while starts are compared: one sweep each; after that the best one tends to stay the best.
 ONE_SWEEP = 1.0
-#: Squared distances below this share of the squared length are taken for rounding, where matrices act.
+#: Squared distances below this share of the squared length count as rounding where matrices act.
 ROUNDING = 1e-12
 
 
@@ -33,9 +32,9 @@ ROUNDING = 1e-12
 class WeightsOptions:
     """Settings of `weights`.
 
-    `relative`: lower the distance of tensors that are first brought to entries of mean square one. The objective itself
-    counts large entries most: the head of a language model can outweigh all else by far, and a residual stream is then
-    turned to suit the head alone. The history holds both, `own` is the one that is lowered.
+    `relative`: minimise the distance of tensors normalised to entries of mean square one. The objective itself is
+    dominated by large entries: the head of a language model can outweigh all other tensors, and the rotation of a
+    residual stream then fits the head alone. The history holds both; `own` is the quantity that is minimised.
     """
 
     relative: bool = False
@@ -44,72 +43,68 @@ class WeightsOptions:
 def solve_weights(task: AlignmentTask, options: WeightsOptions) -> Solution:
     """The best element of permutations and matrices found, and every step of every start.
 
-    The pair is left at that element.
+    The matching state ends at that element.
     """
-    problem, pair = _relative(task) if options.relative else (task.problem, task.pair)
+    problem, state = _normalised(task) if options.relative else (task.problem, task.state)
     generator = torch.Generator().manual_seed(task.seed)
     history: list[AlignmentStep] = []
     best: tuple[float, Element] | None = None
-    equal = pair.unmoved + (ROUNDING * pair.size if problem.matrices else 0.0)
+    equal = state.unmoved + (ROUNDING * state.size if problem.matrices else 0.0)
     for name, element in problem.starts(task.starts, task.seed):
-        pair.start_at(permutations_of(element, "matrix"))
-        history += _descend(task, pair, name, generator, ONE_SWEEP)
-        if best is None or pair.objective < best[0]:
-            best = pair.objective, pair.element
-        if pair.objective <= equal:
-            break  # nothing is nearer than equal
+        state.start_at(permutations_of(element, "matrix"))
+        history += _descend(task, state, name, generator, ONE_SWEEP)
+        if best is None or state.objective < best[0]:
+            best = state.objective, state.element
+        if state.objective <= equal:
+            break  # already identical
     assert best is not None
-    if pair.objective != best[0]:
-        pair.start_at(best[1])
+    if state.objective != best[0]:
+        state.start_at(best[1])
     if best[0] > equal:
-        history += _descend(task, pair, "the best of these", generator, LEAST_GAIN)
-    found = pair.element
-    if pair is not task.pair:
-        task.pair.start_at(found)
+        history += _descend(task, state, "best start", generator, LEAST_GAIN)
+    found = state.element
+    if state is not task.state:
+        task.state.start_at(found)
     return found, history
 
 
 def _descend(
-    task: AlignmentTask, pair: MatchingState, start: str, generator: torch.Generator, least: float
+    task: AlignmentTask, state: MatchingState, start: str, generator: torch.Generator, least: float
 ) -> list[AlignmentStep]:
-    """The steps of one start, with the common objective beside what is lowered where these are not one."""
-    if pair is task.pair:
-        return coordinate_descent(pair, coordinate_step, start, generator, task.sweeps, least)
-    sizes = [_times(task.pair.weights_a[block.parameter], pair.weights_a[block.parameter]) for block in pair.blocks]
+    """The steps of one start; the history also holds the common objective if another quantity is minimised."""
+    if state is task.state:
+        return coordinate_descent(state, coordinate_step, start, generator, task.sweeps, least)
+    norms = [[_norm(s.weights_a[block.parameter]) for s in (task.state, state)] for block in state.blocks]
+    sizes = [original / normalised if normalised > 0 else 1.0 for original, normalised in norms]
 
     def objective() -> float:
-        return task.pair.unmoved + sum(x * size**2 for x, size in zip(pair.squares, sizes, strict=True))
+        return task.state.unmoved + sum(x * size**2 for x, size in zip(state.squares, sizes, strict=True))
 
-    seen = [objective()]
+    objectives = [objective()]
 
-    def visit(pair: MatchingState, s: int) -> bool:
-        moved = coordinate_step(pair, s)
+    def step(state: MatchingState, w: int) -> bool:
+        moved = coordinate_step(state, w)
         if moved:
-            seen.append(objective())
+            objectives.append(objective())
         return moved
 
-    steps = coordinate_descent(pair, visit, start, generator, task.sweeps, least)
-    return [replace(step, objective=x, own=step.objective) for step, x in zip(steps, seen, strict=True)]
+    steps = coordinate_descent(state, step, start, generator, task.sweeps, least)
+    return [replace(step, objective=x, own=step.objective) for step, x in zip(steps, objectives, strict=True)]
 
 
-def _relative(task: AlignmentTask) -> tuple[AlignmentProblem, MatchingState]:
-    """The same task on tensors with entries of mean square one; the symmetry acts on multiples as on themselves."""
+def _normalised(task: AlignmentTask) -> tuple[AlignmentProblem, MatchingState]:
+    """The same task on tensors with entries of mean square one; the symmetry acts the same on multiples of a tensor."""
     problem, layouts = task.problem, task.problem.symmetry.layouts
     factor: dict[str, float] = {}
     for name, x in problem.a.items():
-        lengths = _length(x), _length(problem.b[name])
+        norms = _norm(x), _norm(problem.b[name])
         shifted = name in layouts and layouts[name].shift  # a running variance scales as (v + eps)
-        factor[name] = (x.numel() / (lengths[0] * lengths[1])) ** 0.5 if min(lengths) > 0 and not shifted else 1.0
-    a, b = ({n: t * factor[n] if t.is_floating_point() else t for n, t in w.items()} for w in (problem.a, problem.b))
-    names = task.pair.weights_a
-    pair = MatchingState(problem.symmetry, {n: a[n] for n in names}, {n: b[n] for n in names}, task.pair.movable)
-    return replace(problem, a=a, b=b), pair
+        factor[name] = (x.numel() / (norms[0] * norms[1])) ** 0.5 if min(norms) > 0 and not shifted else 1.0
+    a, b = ({n: t * factor[n] if t.is_floating_point() else t for n, t in x.items()} for x in (problem.a, problem.b))
+    names = task.state.weights_a
+    state = MatchingState(problem.symmetry, {n: a[n] for n in names}, {n: b[n] for n in names}, task.state.movable)
+    return replace(problem, a=a, b=b), state
 
 
-def _times(x: Tensor, y: Tensor) -> float:
-    """How many times as long one tensor is as a multiple of it."""
-    return _length(x) / _length(y) if _length(y) > 0 else 1.0
-
-
-def _length(x: Tensor) -> float:
+def _norm(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) if x.is_floating_point() else 0.0
