@@ -50,8 +50,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "fingerprint to 0": (lambda: it.fingerprint(net(), X, precision=0), "to a precision of 0"),
     "fingerprint to -1": (lambda: it.fingerprint(net(), X, precision=-1), "to a precision of -1"),
     "fingerprint to nan": (lambda: it.fingerprint(net(), X, precision=NAN), "to a precision of nan"),
-    "tolerance nan": (lambda: it.equivalent(net(), net(), X, tol=NAN), "tol=nan was asked for"),
-    "tolerance -1": (lambda: it.equivalent(net(), net(), X, tol=-1), "tol=-1 was asked for. It is a relative"),
+    "tolerance nan": (lambda: it.equivalent(net(), net(), X, tol=NAN), "tol must be a relative difference, 0 or more, such as 1e-6, but is nan"),
+    "tolerance -1": (lambda: it.equivalent(net(), net(), X, tol=-1), "tol must be a relative difference, 0 or more, such as 1e-6, but is -1"),
     "guided batch": (lambda: it.guided_backprop(net(), "1", 0, X, batch=-1), "batch must be at least 1, but is -1"),
     "top batch": (lambda: top_images(net(), "1", X, 0, batch=0), "batch must be at least 1, but is 0"),
     "guided unit": (lambda: it.guided_backprop(net(), "1", 0.5, X), r"units=0\.5 names no features at '1'"),
@@ -61,8 +61,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "bias": (lambda: it.fold(net(), X, bias="x"), "bias='x' was asked for"),
     "beta": (lambda: it.complexity(net(), X, beta="a"), "beta='a' was asked for. It is a share"),
     "max_ratio": (lambda: it.fold(net(), X, max_ratio="a"), "max_ratio='a' was asked for"),
-    "base": (lambda: it.canonicalize(net(), X, base=-2), "base=-2 was given, but the lexicographic order has none"),
-    "nodesort base": (lambda: it.canonicalize(net(), X, order="nodesort", base=NAN), "a base above 1, nan was given"),
+    "base": (lambda: it.canonicalize(net(), X, base=-2), "The lexicographic order has no base, but base is -2"),
+    "nodesort base": (lambda: it.canonicalize(net(), X, order="nodesort", base=NAN), "a base above 1, but base is nan"),
     "one network": (lambda: it.merge(net()), "A list of networks was expected"),
 }  # fmt: skip
 

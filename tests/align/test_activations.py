@@ -59,21 +59,19 @@ def test_insides_are_looked_into_where_there_are_few_pairs(monkeypatch: pytest.M
     strands = it.symmetry(heads(), torch.randn(2, 6, 5)).wire_specs
     base = next(s for s, strand in enumerate(strands) if strand.size == 3)
     fibres = [s for s, strand in enumerate(strands) if strand.bases == (base,)]
-    module = import_module("intertwine.align.similarity")
-    moving = module.MovableStrands(strands, frozenset(range(len(strands))))
+    module = import_module("intertwine.align.state")
+    moving = module.MovableWires(strands, frozenset(range(len(strands))))
     assert len(fibres) == 2
-    assert [moving.inside(s) for s in (base, *fibres)] == [fibres, [], []]
-    assert module.MovableStrands(strands, frozenset({base, fibres[0]})).inside(base) == fibres[:1]
-    assert module.MovableStrands(strands, frozenset(fibres)).inside(base) == [], (
-        "heads that stay have no order to look for"
-    )
+    assert [moving.nested(s) for s in (base, *fibres)] == [fibres, [], []]
+    assert module.MovableWires(strands, frozenset({base, fibres[0]})).nested(base) == fibres[:1]
+    assert module.MovableWires(strands, frozenset(fibres)).nested(base) == [], "fixed heads have no order"
     monkeypatch.setattr(module, "MOST_PAIRS", 8)
-    assert moving.inside(base) == []
+    assert moving.nested(base) == []
 
 
 def test_too_many_heads_to_look_into_are_matched_by_sorted_features(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is inside heads is compared in sorted order, and put in order only when the heads have theirs."""
-    monkeypatch.setattr(import_module("intertwine.align.similarity"), "MOST_PAIRS", 8)
+    monkeypatch.setattr(import_module("intertwine.align.state"), "MOST_PAIRS", 8)
     torch.manual_seed(3)  # the best order of heads is another one than with a look inside
     a, b = (heads().double().eval() for _ in range(2))
     x = torch.randn(30, 6, 5, dtype=torch.float64)
@@ -384,7 +382,7 @@ def test_dead_units_correlate_with_nothing_and_are_matched_by_their_weights() ->
         twin = sym.act(g, model)
         found = align(model, twin, symmetry=sym, method="activations", data=data, options={"cost": cost})
         assert found.after == 0
-        assert any(step.start == "still units" for step in found.history)
+        assert any(step.start == "ambiguous units" for step in found.history)
 
 
 def test_a_unit_that_is_dead_in_one_network_only_counts_as_no_match() -> None:
@@ -480,11 +478,11 @@ def test_bad_input_is_refused_with_words() -> None:
     call = {"symmetry": sym, "method": "activations"}
     with pytest.raises(InputError, match="holds no samples, so there are no features to compare"):
         align(a, b, data=[], **call)
-    with pytest.raises(InputError, match="looks at what the networks do on data, and none was given"):
+    with pytest.raises(InputError, match="The method 'activations' needs data"):
         align(a, b, **call)
-    with pytest.raises(InputError, match=r"cost='cosine' was asked for\. Choose one of 'correlation', 'inner'"):
+    with pytest.raises(InputError, match=r"Unknown cost 'cosine'\..* Choose one of: correlation, inner"):
         align(a, b, data=data, options={"cost": "cosine"}, **call)
-    with pytest.raises(InputError, match="at='during' was asked for; features are taken 'post'"):
+    with pytest.raises(InputError, match=r"Unknown at='during'\. Choose 'post'"):
         align(a, b, data=data, options={"at": "during"}, **call)
     with pytest.raises(InputError, match=r"The features at .* hold NaN, so units cannot be compared"):
         align(a, b, data=[(torch.full((4, 3), torch.nan, dtype=torch.float64), None)], **call)
@@ -522,7 +520,7 @@ def test_matrices_before_and_after_stand_side_by_side() -> None:
     assert plain["mean"] == after.mean
     assert plain["wires"][0]["matched"] == after.wires[0].matched.tolist()
     assert "2 wires on 63 samples" in repr(after)
-    with pytest.raises(InputError, match=r"There is no wire 'z'\. Wires: a, b"):
+    with pytest.raises(InputError, match=r"Unknown wire 'z'\. Choose one of: a, b"):
         after["z"]
     with pytest.raises(MismatchError, match="`before` has other wires"):
         after.plot(MatchedCorrelations(before.wires[:1], before.data))

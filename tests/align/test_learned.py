@@ -363,10 +363,10 @@ def layers() -> dict[str, nn.Module]:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"steps": 0}, r"option steps=0 was given; it must be at least 1"),
-        ({"held": 0}, r"option held=0 was given; it must be at least 1"),
-        ({"at": 0.0}, r"option at=0.0 was given; it must be above 0, where b counts"),
-        ({"rate": -1.0}, r"option rate=-1.0 was given; it must be a finite number above 0"),
+        ({"steps": 0}, r"option steps must be at least 1, but is 0"),
+        ({"held": 0}, r"option held must be at least 1, but is 0"),
+        ({"at": 0.0}, r"option at must be above 0, where b counts, .* but is 0.0"),
+        ({"rate": -1.0}, r"option rate must be a finite number above 0, but is -1.0"),
         ({"speed": 1.0}, r"has no option 'speed'.*Its options: .*rate"),
     ],
 )
@@ -379,8 +379,8 @@ def test_options_out_of_range(method: str, options: dict[str, float], words: str
 def test_temperatures_out_of_range() -> None:
     a, b, sym, data = digits()
     for options, words in (
-        ({"temperature": 0.0}, "temperature=0.0 was given; it must be a finite number above 0"),
-        ({"coolest": 2.0}, "coolest=2.0 was given; it must be above 0 and at most the temperature"),
+        ({"temperature": 0.0}, "temperature must be a finite number above 0, but is 0.0"),
+        ({"coolest": 2.0}, "coolest must be above 0 and at most the temperature, but is 2.0"),
     ):
         with pytest.raises(it.InputError, match=words):
             align(a, b, symmetry=sym, method="sinkhorn", data=data, options=options)
@@ -394,13 +394,13 @@ def test_data_that_gives_no_loss(method: str) -> None:
     def run(data: object) -> None:
         align(a, b, symmetry=sym, method=method, data=data, options={"steps": 40})
 
-    with pytest.raises(it.InputError, match="looks at what the networks do on data, and none was given"):
+    with pytest.raises(it.InputError, match="needs data"):
         run(None)
     with pytest.raises(it.InputError, match="a generator can be read only once"):
         run(batch for batch in data)
-    with pytest.raises(it.InputError, match="Every target of the held batches is marked as ignored"):
+    with pytest.raises(it.InputError, match="Every target of the held-out batches is marked as ignored"):
         run([(x, torch.full_like(y, -100))])
-    with pytest.raises(it.InputError, match="The task loss between the two networks is nan on the held batches"):
+    with pytest.raises(it.InputError, match="The task loss between the two networks is nan on the held-out batches"):
         run([(x * float("nan"), y)])
     with pytest.raises(it.InputError, match="The task loss became nan at step 9"):
         run([*data[:8], (x * float("nan"), y)])

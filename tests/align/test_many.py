@@ -161,15 +161,15 @@ def test_nothing_given_is_changed_and_what_it_prints() -> None:
 
 def test_what_is_refused() -> None:
     models = perceptrons(64, 16, 10)
-    with pytest.raises(it.InputError, match="Two networks or more are needed to align them with each other; found 1"):
+    with pytest.raises(it.InputError, match="align_many needs at least two networks, but got 1"):
         align_many(models[:1], IMAGE)
-    with pytest.raises(it.InputError, match=r"no method 'weight'\. Did you mean 'weights"):
+    with pytest.raises(it.InputError, match=r"Unknown method 'weight'\. Did you mean 'weights"):
         align_many(models, IMAGE, method="weight")
     with pytest.raises(it.InputError, match="a generator can be read once"):
         align_many(models, IMAGE, data=iter([]))
     with pytest.raises(MismatchError, match="different architectures"):
         align_many([models[0], perceptrons(64, 32, 32, 10)[0]], IMAGE)
-    with pytest.raises(it.InputError, match="There is no network 4; 4 were aligned, counted from 0 to 3"):
+    with pytest.raises(it.InputError, match=r"There is no network 4\. Networks are numbered 0 to 3"):
         framed().between(0, 4)
 
 

@@ -36,7 +36,7 @@ def paired(kind: str) -> MatchingState:
 
 def check(pair: MatchingState) -> None:
     """Against plain products of the slices as they are now, in double precision."""
-    for places in pair.places:
+    for places in pair.slots:
         if places:
             rows = [(pair.rows_of_a(p).double(), p.rows(pair.b[p.block]).double()) for p in places]
             plain = torch.stack([x @ y.mT for x, y in rows]).sum(0)
@@ -65,9 +65,9 @@ def test_they_follow_every_step(kind: str, short: int, monkeypatch: pytest.Monke
 def test_what_is_kept_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "SHORT", 0)
     pair = paired("residual with batch norm")
-    places = pair.places[0]
-    first = [pair.products._of(p) for p in places]
-    assert all(pair.products._of(p) is x for p, x in zip(places, first, strict=True))
+    places = pair.slots[0]
+    first = [pair.products.of(p) for p in places]
+    assert all(pair.products.of(p) is x for p, x in zip(places, first, strict=True))
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_old_products_are_not_reordered_into_new_ones(monkeypatch: pytest.Monkey
     check(pair)
     assert permutation_step(pair, 0)
     before = tuple(pair.b)
-    pair.products.reordered(pair.places[1], torch.arange(pair.wire_specs[1].size)[None], before)
+    pair.products.reorder(1, torch.arange(pair.wire_specs[1].size)[None], before)
     check(pair)
 
 

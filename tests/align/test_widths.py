@@ -162,13 +162,13 @@ def test_what_is_refused() -> None:
     with pytest.raises(MismatchError, match="differ in more than their widths"):
         align_widths(a, mlp(torch.nn.functional.gelu), x)
     model, inputs = made("attention")
-    with pytest.raises(it.InputError, match="lies inside another one, so its units cannot be mixed"):
+    with pytest.raises(it.InputError, match="is nested in another one, so its units cannot be mixed"):
         align_widths(model, model, *inputs)
     linear = nn.Linear(3, 2)
     with pytest.raises(it.InputError, match="nothing to align: no wire acts"):
         align_widths(linear, linear, x)
     model, inputs = made("depthwise convolution")
-    with pytest.raises(it.InputError, match=r"'b.weight' belongs to a Conv2d, and which of its axes takes units in"):
+    with pytest.raises(it.InputError, match=r"'b.weight' belongs to a Conv2d, whose input axis is not known"):
         align_widths(model, model, *inputs)
 
 

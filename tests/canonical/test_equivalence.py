@@ -286,7 +286,7 @@ def test_other_names() -> None:
 
 def test_another_activation() -> None:
     a, b = mlp(F.gelu, (3, 5, 2)), mlp(F.relu, (3, 5, 2))
-    with pytest.raises(MismatchError, match=r"compute different things: at .* the first calls .*gelu.*relu"):
+    with pytest.raises(MismatchError, match=r"compute different functions: at .* the first calls .*gelu.*relu"):
         it.equivalent(a, b, torch.zeros(1, 3))
 
 

@@ -255,21 +255,21 @@ def test_a_picture(run: Run, tmp_path: Path, kind: str) -> None:
 
 def test_a_search_is_set_up_as_asked(run: Run) -> None:
     histories = [json.loads(run("--json", "--seed", "1", "--starts", starts)[1])["history"] for starts in ("1", "4")]
-    starts = [{step["start"] for step in history} - {"the best of these"} for history in histories]
+    starts = [{step["start"] for step in history} - {"best start"} for history in histories]
     assert [len(names) for names in starts] == [1, 4]
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--method", "weihgts"], "There is no method 'weihgts'. Did you mean 'weights'?"),
+        (["--method", "weihgts"], "Unknown method 'weihgts'. Did you mean 'weights'?"),
         (["--method", "activations"], "compares activations on data, and no data is given. Add --data NAME"),
         (["--plot", "x.svg"], "how units correlate on data, and no data is given. Add --data NAME"),
         (["--plot", "x.pdf"], "Unknown kind of picture x.pdf. Choose a name that ends in .svg or .png."),
-        (["--wires", "1,7"], "There is no wire '7' to align."),
+        (["--wires", "1,7"], "Unknown wire '7'."),
         (["--option", "relative"], "--option 'relative' is not of the form NAME=VALUE"),
         (["--option", "relativ=True"], "has no option 'relativ'. Did you mean 'relative'?"),
-        (["--option", "relative=false"], "'weights' was given as 'false'; it must be True or False."),
+        (["--option", "relative=false"], "'weights' must be True or False, but is 'false'."),
         (["--data", "didgits"], "Did you mean 'digits'?"),
         (["--data-folder", "here"], "--data-folder here is given without a data set. Add --data NAME."),
         (["--weights-b", "none.pt"], "There is no file none.pt"),

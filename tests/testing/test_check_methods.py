@@ -43,7 +43,7 @@ def lies_about_the_element(task: AlignmentTask, _options: NoOptions) -> Solution
 
 
 def stays(task: AlignmentTask, _options: NoOptions) -> Solution:
-    return task.problem.symmetry.identity(), [AlignmentStep("identity", 0, "", task.pair.objective)]
+    return task.problem.symmetry.identity(), [AlignmentStep("identity", 0, "", task.state.objective)]
 
 
 def changes_a(task: AlignmentTask, _options: NoOptions) -> Solution:
@@ -59,16 +59,16 @@ def draws(task: AlignmentTask, _options: NoOptions) -> Solution:
 
 def never_the_same(task: AlignmentTask, _options: NoOptions) -> Solution:
     element = task.problem.symmetry.random(seed=next(SEEDS)).only(*task.problem.wires)
-    task.pair.start_at(element)
-    return element, [AlignmentStep("random", 0, "", task.pair.objective)]
+    task.state.start_at(element)
+    return element, [AlignmentStep("random", 0, "", task.state.objective)]
 
 
 def moves_everything(task: AlignmentTask, _options: NoOptions) -> Solution:
     element, history = solved(task)
     if len(task.problem.wires) < len(task.problem.symmetry.wires):
         element = task.problem.symmetry.random(seed=3)
-        task.pair.start_at(element)
-        history = [AlignmentStep("random", 0, "", task.pair.objective)]
+        task.state.start_at(element)
+        history = [AlignmentStep("random", 0, "", task.state.objective)]
     return element, history
 
 

@@ -1,5 +1,8 @@
 """Run two networks side by side, call by call, on the same inputs, and choose the activation sites: which activations
 are used to match each wire (after or before nonlinearities).
+
+The program captured from the network runs on both, so results of functions and of modules that are called twice are
+seen like outputs of modules. A program is specialised to the shapes of its inputs; every new batch shape is captured.
 """
 
 from __future__ import annotations
@@ -26,16 +29,14 @@ from intertwine.symmetry.discover import Geometry
 from intertwine.symmetry.geometry import Layout
 from intertwine.symmetry.symmetry import Symmetry, from_program
 
-# ----------------------------------------------------------------------------------------------------
-# Hidden tensors of two networks, side by side: the captured program runs on both, call by call, on the same inputs.
-#
-# A program has the shapes of its inputs in it, so the network is captured again for every new shape of a batch. What a
-# network computes with functions, or in a module that is called twice, is seen just as the outputs of modules are.
+#: Nonlinear functions of several tensors, entry by entry.
+GATES = frozenset({"prelu", "_prelu_kernel", "glu", "maximum", "minimum", "fmax", "fmin"})
+SIDES = ("post", "pre")
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedForward:
-    """The forward on batches of one shape: its program, and which strands stand on the axes of what it computes."""
+    """The forward on batches of one shape: its program, and which wires stand on the axes of what it computes."""
 
     geometry: Geometry
 
@@ -54,7 +55,7 @@ class CapturedForward:
 
     @cached_property
     def layouts(self) -> Mapping[int, Layout]:
-        """Position of a call → the layout of its result, for every new tensor of features on which a strand acts."""
+        """Position of a call → the layout of its result, for every new tensor of features on which a wire acts."""
         found: dict[int, Layout] = {}
         seen: set[int] = set()
         for position, call in enumerate(self.program.calls):
@@ -69,7 +70,7 @@ class CapturedForward:
         return found
 
     def value(self, name: str) -> Value | None:
-        """The tensor of the graph behind a name."""
+        """The tensor of the graph with a name."""
         return self.geometry.graph.values.get(name)
 
     @cached_property
@@ -82,10 +83,10 @@ class CapturedForward:
 
 
 @runtime_checkable
-class CallListener(Protocol):
-    """What is told of every call: what the two networks read, by name, and what they made of it."""
+class CallObserver(Protocol):
+    """Observes every call of two networks: what they read, by name, and what they computed."""
 
-    def hear(
+    def on_call(
         self,
         captured: CapturedForward,
         position: int,
@@ -96,12 +97,12 @@ class CallListener(Protocol):
 
 
 def run_side_by_side(
-    symmetry: Symmetry, a: nn.Module, b: nn.Module, data: Any, listeners: Sequence[CallListener]
+    symmetry: Symmetry, a: nn.Module, b: nn.Module, data: Any, observers: Sequence[CallObserver]
 ) -> Fingerprint:
-    """Run both networks on all data, in evaluation mode, and tell the listeners of every call; the data is read once.
+    """Run both networks on all data, in evaluation mode, and pass every call to the observers; the data is read once.
 
     Args:
-        symmetry: of both networks. data: batches of (inputs, targets); both networks see each batch before the next.
+        symmetry: of both networks. data: batches of (inputs, targets); both networks run on each batch in turn.
 
     Returns:
         The fingerprint of the data.
@@ -110,14 +111,15 @@ def run_side_by_side(
         >>> import torch, intertwine
         >>> class Count:
         ...     calls = 0
-        ...     def hear(self, captured, position, read, a, b):
+        ...     def on_call(self, captured, position, read, a, b):
         ...         self.calls += torch.equal(a, b)
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
         >>> sym, count = intertwine.symmetry(model, torch.zeros(1, 3)), Count()
         >>> run_side_by_side(sym, model, model, [(torch.randn(5, 3), None)], [count]).samples, count.calls > 0
         (5, True)
     """
-    b = _beside(a, b)
+    devices = [next((t.device for t in [*m.parameters(), *m.buffers()]), None) for m in (a, b)]
+    b = b if devices[0] == devices[1] else copy_module(b).to(devices[0])
     known: dict[Any, CapturedForward] = {}
     hasher = Hasher()
     with evaluating(a):
@@ -126,27 +128,17 @@ def run_side_by_side(
                 continue
             hasher.add(call)
             inputs = [on_device_of(call, model) for model in (a, b)]
-            key = _shape_of(inputs[0])
+            leaves, structure = tree_flatten(inputs[0])
+            key = structure, tuple((v.shape, v.dtype) if isinstance(v, Tensor) else repr(v) for v in leaves)
             if key not in known:
                 known[key] = _captured(symmetry, a, inputs[0])
-            _run(known[key], (a, b), inputs, listeners)
+            _run(known[key], (a, b), inputs, observers)
     if not hasher.samples:
         raise InputError(
             "The data holds no samples, so there are no features to compare. Pass at least one batch (inputs, "
             "targets); a generator can be read only once, so pass a list or a DataLoader where data is needed twice."
         )
     return hasher.fingerprint
-
-
-def _beside(a: nn.Module, b: nn.Module) -> nn.Module:
-    """b on the device of a; a copy where it lies elsewhere."""
-    devices = [next((t.device for t in [*m.parameters(), *m.buffers()]), None) for m in (a, b)]
-    return b if devices[0] == devices[1] else copy_module(b).to(devices[0])
-
-
-def _shape_of(call: Arguments) -> Any:
-    leaves, structure = tree_flatten(call)
-    return structure, tuple((v.shape, v.dtype) if isinstance(v, Tensor) else repr(v) for v in leaves)
 
 
 def _captured(symmetry: Symmetry, model: nn.Module, call: Arguments) -> CapturedForward:
@@ -156,7 +148,7 @@ def _captured(symmetry: Symmetry, model: nn.Module, call: Arguments) -> Captured
         shapes = [tuple(v.shape) for v in tree_flatten(call)[0] if isinstance(v, Tensor)]
         raise MismatchError(
             f"On a batch of shapes {shapes}, in evaluation mode, the network has another symmetry than on the example "
-            "inputs, so its features cannot be told apart by wires. Put both networks in evaluation mode before "
+            "inputs, so its features cannot be assigned to wires. Put both networks in evaluation mode before "
             "(model.eval()), and pass example inputs like those of the data."
         )
     return CapturedForward(found.geometry)
@@ -166,7 +158,7 @@ def _run(
     captured: CapturedForward,
     models: tuple[nn.Module, nn.Module],
     inputs: Sequence[Arguments],
-    listeners: Sequence[CallListener],
+    observers: Sequence[CallObserver],
 ) -> None:
     runners = [ProgramRunner(captured.program, m, call, exact=False) for m, call in zip(models, inputs, strict=True)]
     for position, call in enumerate(captured.program.calls):
@@ -177,71 +169,53 @@ def _run(
                 f"The networks could not be run on a batch of the data: {call.op} raised {error}. Pass inputs that the "
                 "networks themselves accept."
             ) from error
-        for listener in listeners:
-            listener.hear(captured, position, (runners[0].values, runners[1].values), *made)
+        for observer in observers:
+            observer.on_call(captured, position, (runners[0].values, runners[1].values), *made)
         for runner, result in zip(runners, made, strict=True):
             runner.values[call.name] = result
             runner.forget(position)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Carriers: which hidden tensors speak for which strand when features are compared.
-#
-# After nonlinearities ("post", the default): the results of elementwise functions that bend (ReLU, GELU, PReLU) and of
-# products of two features (gates). Before them ("pre"): what those functions read. A strand that meets no nonlinearity,
-# such as the stream of a transformer, is judged by every hidden tensor that carries it.
-
-
-#: Nonlinear functions of several tensors, entry by entry.
-GATES = frozenset({"prelu", "_prelu_kernel", "glu", "maximum", "minimum", "fmax", "fmin"})
-SIDES = ("post", "pre")
-
-
 def activation_sites(captured: CapturedForward, at: str) -> Mapping[int, tuple[int, ...]]:
-    """Strand → positions of the calls whose results speak for it."""
+    """Wire → positions of the calls whose results are compared to match it.
+
+    After nonlinearities ("post"): the results of nonlinear elementwise functions (ReLU, GELU, PReLU) and of products of
+    two features (gates). Before them ("pre"): what those functions read. A wire that meets no nonlinearity, such as the
+    stream of a transformer, is compared at every hidden tensor it stands in.
+    """
     if at not in SIDES:
-        raise InputError(
-            f"at={at!r} was asked for; features are taken 'post' (after nonlinearities) or 'pre' (before)."
-        )
-    chosen = _beside_nonlinearities(captured, at)
-    every: dict[int, list[int]] = {}
-    for position, layout in captured.layouts.items():
-        for strand in dict.fromkeys(leaf.wire for leaf in layout.wire_axes()):
-            every.setdefault(strand, []).append(position)
-    return {s: tuple(p for p in places if p in chosen) or tuple(places) for s, places in every.items()}
-
-
-def _beside_nonlinearities(captured: CapturedForward, at: str) -> set[int]:
-    bends = _bending(captured)
-    found: set[int] = set()
+        raise InputError(f"Unknown at={at!r}. Choose 'post' (after nonlinearities) or 'pre' (before).")
+    nonlinear = _nonlinear_calls(captured)
+    chosen: set[int] = set()
     for position, call in enumerate(captured.program.calls):
-        if call.name not in bends and not _is_gate(call, captured):
+        if call.name not in nonlinear and not _is_gate(call, captured):
             continue
         if at == "post":
-            found.add(position)
-            continue
-        for name in call.reads & captured.from_data:
-            value = captured.value(name)
-            found |= {captured.made_at[id(value)]} if id(value) in captured.made_at else set()
-    return found
+            chosen.add(position)
+        else:
+            read = {id(captured.value(name)) for name in call.reads & captured.from_data}
+            chosen |= {captured.made_at[value] for value in read if value in captured.made_at}
+    every: dict[int, list[int]] = {}
+    for position, layout in captured.layouts.items():
+        for wire in dict.fromkeys(axis.wire for axis in layout.wire_axes()):
+            every.setdefault(wire, []).append(position)
+    return {w: tuple(p for p in places if p in chosen) or tuple(places) for w, places in every.items()}
 
 
-def _bending(captured: CapturedForward) -> set[str]:
-    """Names of the calls that apply a function of one number that is no straight line."""
+def _nonlinear_calls(captured: CapturedForward) -> set[str]:
+    """Names of the calls that apply a nonlinear elementwise function."""
     found = set()
-    for meeting in captured.geometry.graph.builder.constraints:
-        if isinstance(meeting, Constraint) and meeting.call is not None:
-            laws = [law for law in meeting.rules.values() if isinstance(law, PointwiseRule)]
-            if laws and _bends(laws[0]):
-                found.add(meeting.call.name)
+    for constraint in captured.geometry.graph.builder.constraints:
+        if isinstance(constraint, Constraint) and constraint.call is not None:
+            rules = [rule for rule in constraint.rules.values() if isinstance(rule, PointwiseRule)]
+            if rules and _is_nonlinear(rules[0]):
+                found.add(constraint.call.name)
     return found
 
 
-def _bends(law: PointwiseRule) -> bool:
-    points = torch.linspace(-3, 3, 25, dtype=torch.float64)
-    values = law.fn(points).double()
-    steps = values.diff()
-    return not bool((steps.diff().abs() <= 1e-9 * (1 + values.abs().max())).all())
+def _is_nonlinear(rule: PointwiseRule) -> bool:
+    values = rule.fn(torch.linspace(-3, 3, 25, dtype=torch.float64)).double()
+    return not bool((values.diff().diff().abs() <= 1e-9 * (1 + values.abs().max())).all())
 
 
 def _is_gate(call: Call, captured: CapturedForward) -> bool:

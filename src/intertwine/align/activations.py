@@ -1,6 +1,8 @@
-"""Method `activations`: match units by their activations on data, one assignment per wire (Li et al.
+"""Method `activations`: match units by their activations on data, one assignment per wire (Li et al. 2016). Units that
+activations cannot tell apart are matched by their weights.
 
-2016). Units that activations cannot tell apart are matched by their weights.
+One pass over the data collects, for every wire, the products of each unit of A with each unit of B. The best order of a
+wire does not depend on the other wires, so one assignment per wire is the optimum of the method's cost.
 """
 
 from __future__ import annotations
@@ -21,104 +23,23 @@ from intertwine.align.matching import (
     source_units,
     unit_count,
 )
-from intertwine.align.similarity import CrossMoments, Flips, MovableStrands, PairedActivations
+from intertwine.align.similarity import CrossMoments, Flips, PairedActivations
 from intertwine.align.solver import AlignmentTask, Solution
 from intertwine.align.state import AlignmentStep, MatchingState
-from intertwine.errors import InputError
-from intertwine.symmetry.element import Element, Move, identity_move
+from intertwine.errors import InputError, unknown_name
+from intertwine.symmetry.element import Element, Move
 
-# ----------------------------------------------------------------------------------------------------
-# What features do not speak of is settled by the weights, where that lowers their distance.
-#
-# A unit that is zero on all data fits every other unit equally well, and so does a unit that never varies where
-# correlations are taken. The order of such units among themselves costs nothing. A strand may also be carried by no
-# hidden tensor at all (the inner layers of an LSTM, which is one op), and a sign by none of the compared ones (before a
-# batch norm, or before an even function).
-
-
-#: How often all wires are looked at: still units of neighbouring wires wait for each other.
+#: How often all wires are visited to break ties: ambiguous units of neighbouring wires depend on each other.
 ROUNDS = 3
-
-
-def break_ties(pair: MatchingState, choice: FeatureMatching, note: Callable[[int], None]) -> None:
-    """Settle by weights what a choice by features left open, from where the pair is; `note` is told what moved."""
-    still = _still_units(choice)
-    for _ in range(ROUNDS):
-        moved = [s for s in choice.moving.in_order if _settled(pair, choice, s, still) and [note(s)]]
-        if not moved:
-            break
-
-
-def _settled(pair: MatchingState, choice: FeatureMatching, s: int, still: dict[int, tuple[Tensor, Tensor]]) -> bool:
-    """Settle one strand; whether anything moved."""
-    if not pair.places[s]:
-        return False
-    if s not in choice.fits and not any(t in choice.fits for t in choice.moving.inside(s)):
-        return permutation_step(pair, s, choice.signs)
-    moved = False
-    if s in still:
-        rows, columns = still[s]
-        moved |= _reorder(pair, s, rows)
-        moved |= _reorder(pair, s, columns[source_units(pair.element, s)])
-    return (choice.signs and _flip(pair, choice, s)) or moved
-
-
-def _still_units(choice: FeatureMatching) -> dict[int, tuple[Tensor, Tensor]]:
-    """Permuting strand → which of its units fit nothing, in A and in B; strands without any are left out."""
-    found: dict[int, tuple[Tensor, Tensor]] = {}
-    for s, fits in choice.fits.items():
-        silent = torch.stack([fit == 0 for fit in fits.values()]).all(0)
-        if s in choice.moving.permuted and bool(silent.all(1).any() | silent.all(0).any()):
-            found[s] = silent.all(1), silent.all(0)
-    return found
-
-
-def _reorder(pair: MatchingState, s: int, units: Tensor) -> bool:
-    """Let some units of a strand change places, copy by copy, where that lowers the objective; whether it did."""
-    move = identity_move(pair.wire_specs, s)
-    assert move.permutation is not None
-    order = move.permutation.reshape(-1, pair.wire_specs[s].size).clone()
-    fits = [(pair.rows_of_a(p).double() @ pair.rows_of_b(p).double().mT).cpu() for p in pair.places[s]]
-    for copy, (fit, chosen) in enumerate(zip(sum(fits[1:], fits[0]), units.reshape(order.shape), strict=True)):
-        places = chosen.nonzero().flatten()
-        order[copy, places] = places[linear_assignment(fit[places][:, places])]
-    step: dict[int, Move] = {s: replace(move, permutation=order.reshape(move.permutation.shape))}
-    return pair.step(step)
-
-
-def _flip(pair: MatchingState, choice: FeatureMatching, s: int) -> bool:
-    """Change the signs of a strand that features do not show where that lowers the objective; whether it did."""
-    move = identity_move(pair.wire_specs, s)
-    shown = {k for flips in choice.fits.get(s, {}) for k, flip in enumerate(flips) if flip % 2}
-    if move.sign is None or len(shown) == len(move.sign):
-        return False
-    fits: dict[Flips, Tensor] = {}
-    for place in pair.places[s]:
-        flips = tuple(0 if k in shown else int(flip) % 2 for k, flip in enumerate(place.axis.flips))
-        fit = (pair.rows_of_a(place).double() * pair.rows_of_b(place).double()).sum(-1).flatten().cpu()
-        fits[flips] = fits[flips] + fit if flips in fits else fit
-    sign = best_signs(fits, len(move.sign), (move.sign[0].numel(),))[1].reshape(move.sign.shape)
-    return bool((sign < 0).any()) and pair.step({s: replace(move, sign=sign)})
-
-
-# ----------------------------------------------------------------------------------------------------
-# Solver `activations`: units are matched by what they compute on data, each wire on its own (after Li et al. 2016).
-#
-# One pass over the data keeps, for every wire, how each unit of A varies with each unit of B. The best order of a wire
-# does not depend on the other wires, so one assignment per wire is the optimum of the solver's own cost. The distance of
-# the weights, which all solvers log, may rise on the way: it is reported, and decides only what features do not tell
-# apart (see `still`).
-
-
 COSTS = ("correlation", "inner")
 
 
 @dataclass(frozen=True)
 class ActivationOptions:
-    """`cost`: "correlation" (Σ 1 − r over matched units; blind to means and scales) or "inner" (Σ ‖H_A − P·H_B‖²).
+    """`cost`: "correlation" (Σ 1 − r over matched units; ignores means and scales) or "inner" (Σ ‖H_A − P·H_B‖²).
 
-    `at`: "post" (after nonlinearities) or "pre"; see `carriers`. `signs`: choose signs where the group has them.
-    `scales`: also give matched units the least-squares scale of their features where the group has one.
+    `at`: "post" (after nonlinearities) or "pre"; see `activation_sites`. `signs`: choose signs where the group has
+    them. `scales`: also give matched units the least-squares scale of their features where the group has one.
     """
 
     cost: str = "correlation"
@@ -128,89 +49,150 @@ class ActivationOptions:
 
 
 def solve_activations(task: AlignmentTask, options: ActivationOptions) -> Solution:
-    """The element that matches features best, and one step per wire; the pair is left at that element."""
-    features = paired_activations(task.pair, options)
-    run_side_by_side(task.pair.symmetry, task.a, task.b, task.data, [features])
-    return match_features(task.pair, features, options)
+    """The element that matches features best, and one step per wire; the matching state ends at that element."""
+    features = paired_activations(task.state, options)
+    run_side_by_side(task.state.symmetry, task.a, task.b, task.data, [features])
+    return match_features(task.state, features, options)
 
 
-def paired_activations(pair: MatchingState, options: ActivationOptions) -> PairedActivations:
-    """What has to hear both networks before their features can be matched."""
+def paired_activations(state: MatchingState, options: ActivationOptions) -> PairedActivations:
+    """The observer that collects activations for `match_features`."""
     if options.cost not in COSTS:
-        raise InputError(f"cost={options.cost!r} was asked for. Choose one of {', '.join(map(repr, COSTS))}.")
-    moving = MovableStrands(pair.wire_specs, pair.movable)
-    return PairedActivations(moving, pair.movable, options.at, options.signs, options.scales)
+        raise InputError(unknown_name("cost", options.cost, COSTS))
+    return PairedActivations(state.wires, state.movable, options.at, options.signs, options.scales)
 
 
-def match_features(pair: MatchingState, features: PairedActivations, options: ActivationOptions) -> Solution:
-    """The same, once the features were heard."""
+def match_features(state: MatchingState, features: PairedActivations, options: ActivationOptions) -> Solution:
+    """The element that matches the collected features best, and one step per wire."""
     cost = _Cost(features, options.cost)
-    element = pair.symmetry.identity()
-    pair.start_at(element)
-    history = [AlignmentStep("activations", 0, "", pair.objective, cost.of(element))]
-    for s in features.moving.in_order:
-        moves = cost.choice.moves(s, element)
-        if options.scales and s in features.products:
-            moves |= _scaled(features, s, replace(element, moves={**element.moves, **moves}))
+    element = state.symmetry.identity()
+    state.start_at(element)
+    history = [AlignmentStep("activations", 0, "", state.objective, cost.of(element))]
+    for w in features.wires.in_order:
+        moves = cost.matching.moves(w, element)
+        if options.scales and w in features.products:
+            moves |= _scaled(features, w, replace(element, moves={**element.moves, **moves}))
         if not moves:
             continue
         element = replace(element, moves={**element.moves, **moves})
-        pair.start_at(element)
-        history.append(AlignmentStep("activations", 1, pair.wire_specs[s].name, pair.objective, cost.of(element)))
+        state.start_at(element)
+        history.append(AlignmentStep("activations", 1, state.wire_specs[w].name, state.objective, cost.of(element)))
 
-    def note(s: int) -> None:
-        history.append(AlignmentStep("still units", 1, pair.wire_specs[s].name, pair.objective, cost.of(pair.element)))
+    def on_move(w: int) -> None:
+        name = state.wire_specs[w].name
+        history.append(AlignmentStep("ambiguous units", 1, name, state.objective, cost.of(state.element)))
 
-    break_ties(pair, cost.choice, note)
-    return pair.element, history
+    break_ties(state, cost.matching, on_move)
+    return state.element, history
 
 
 class _Cost:
-    """What the solver lowers: a sum over wires of how far matched units are from equal."""
+    """The quantity minimised: a sum over wires of the distance between matched units."""
 
     def __init__(self, features: PairedActivations, kind: str) -> None:
         inner = kind == "inner"
-        fits = features.fits(CrossMoments.inner if inner else CrossMoments.correlation)
+        similarities = features.similarities(CrossMoments.inner if inner else CrossMoments.correlation)
         self.total, self.weight = 0.0, 2.0 if inner else 1.0
-        for s, kinds in features.products.items():
+        for w, kinds in features.products.items():
             if inner:
                 self.total += sum(float(x.sum()) for products in kinds.values() for x in products.lengths())
-            else:  # wires count by their units, however many kinds of tensors speak for them
-                fits[s] = {flips: fit / len(kinds) for flips, fit in fits[s].items()}
-                self.total += unit_count(features.moving.wire_specs, s)
-        self.choice = FeatureMatching(features.moving, fits, features.signs)
+            else:  # wires count by their units, however many kinds of tensors they have
+                similarities[w] = {flips: matrix / len(kinds) for flips, matrix in similarities[w].items()}
+                self.total += unit_count(features.wires.wire_specs, w)
+        self.matching = FeatureMatching(features.wires, similarities, features.signs)
 
     def of(self, element: Element) -> float:
-        """With b moved by an element; scales left out."""
-        return self.total - self.weight * sum(self.choice.fit(s, element) for s in self.choice.fits)
+        """The cost with b moved by an element; scales are ignored."""
+        return self.total - self.weight * sum(self.matching.total(w, element) for w in self.matching.similarities)
 
 
-def _scaled(features: PairedActivations, s: int, element: Element) -> dict[int, Move]:
+def _scaled(features: PairedActivations, w: int, element: Element) -> dict[int, Move]:
     """Least-squares scales ⟨h_A, P·h_B⟩ / ‖P·h_B‖² of matched units, one kind of tensors after the other.
 
-    A kind counts if exactly one scale of the group acts in it and no earlier kind has set that scale. Units that do not
-    point the same way keep theirs.
+    A kind counts if exactly one scale of the group acts in it and no earlier kind has set that scale. Units without a
+    positive inner product keep their scale.
     """
-    move = element.moves[s]
+    move = element.moves[w]
     if move.scale is None:
         return {}
     scale = move.scale.clone()
-    source, taken = source_units(element, s), set[int]()
-    for kind, products in features.products[s].items():
+    source, done = source_units(element, w), set[int]()
+    for kind, products in features.products[w].items():
         acting = [k for k, power in enumerate(kind.powers) if power]
-        if len(acting) != 1 or acting[0] in taken:
+        if len(acting) != 1 or acting[0] in done:
             continue
         k = acting[0]
-        taken.add(k)
-        inner = products.inner()[torch.arange(len(source)), source] * sign_factors(element, s, kind.flips)[source]
-        ratio = _positive_ratio(inner, products.lengths()[1][source])
+        done.add(k)
+        inner = products.inner()[torch.arange(len(source)), source] * sign_factors(element, w, kind.flips)[source]
+        length = products.lengths()[1][source]
+        positive = (inner > 0) & (length > 0)
+        ratio = torch.where(positive, torch.where(positive, inner, 1.0) / torch.where(positive, length, 1.0), 1.0)
         flat = scale[k].flatten()
         flat[source] = ratio ** (1 / kind.powers[k])
         scale[k] = flat.reshape(scale[k].shape)
-    return {s: replace(move, scale=scale)}
+    return {w: replace(move, scale=scale)}
 
 
-def _positive_ratio(x: Tensor, y: Tensor) -> Tensor:
-    """x / y where both are positive; 1 elsewhere."""
-    there = (x > 0) & (y > 0)
-    return torch.where(there, torch.where(there, x, 1.0) / torch.where(there, y, 1.0), 1.0)
+# -- Tie-breaking --
+
+
+def break_ties(state: MatchingState, matching: FeatureMatching, on_move: Callable[[int], None]) -> None:
+    """Match units that activations cannot tell apart by their weights, where that lowers the distance.
+
+    A unit that is zero on all data is equally similar to every unit, and so is a constant unit under correlations. A
+    wire may also have no activation site (the inner layers of an LSTM, which is one op), and a sign may appear in no
+    compared tensor (before a batch norm, or before an even function). `on_move` is called with every wire that moved.
+    """
+    ambiguous: dict[int, tuple[Tensor, Tensor]] = {}  # permuting wire → its ambiguous units in A and in B
+    for w, matrices in matching.similarities.items():
+        zero = torch.stack([matrix == 0 for matrix in matrices.values()]).all(0)
+        if w in matching.wires.permuted and bool(zero.all(1).any() | zero.all(0).any()):
+            ambiguous[w] = zero.all(1), zero.all(0)
+    for _ in range(ROUNDS):
+        moved = False
+        for w in matching.wires.in_order:
+            if state.slots[w] and _break_ties_of(state, matching, w, ambiguous.get(w)):
+                moved = True
+                on_move(w)
+        if not moved:
+            break
+
+
+def _break_ties_of(
+    state: MatchingState, matching: FeatureMatching, w: int, ambiguous: tuple[Tensor, Tensor] | None
+) -> bool:
+    """Break the ties of one wire; whether anything moved."""
+    if w not in matching.similarities and not any(t in matching.similarities for t in matching.wires.nested(w)):
+        return permutation_step(state, w, matching.signs)
+    moved = False
+    if ambiguous is not None:
+        rows, columns = ambiguous
+        moved |= _reorder(state, w, rows)
+        moved |= _reorder(state, w, columns[source_units(state.element, w)])
+    return (matching.signs and _flip(state, matching, w)) or moved
+
+
+def _reorder(state: MatchingState, w: int, units: Tensor) -> bool:
+    """Reorder some units of a wire among themselves, copy by copy, if that lowers the objective; whether it did."""
+    n = state.wire_specs[w].size
+    order = torch.arange(n).repeat(state.copies(w), 1)
+    products = [(state.rows_of_a(x).double() @ state.rows_of_b(x).double().mT).cpu() for x in state.slots[w]]
+    for copy, (matrix, chosen) in enumerate(zip(sum(products[1:], products[0]), units.reshape(-1, n), strict=True)):
+        where = chosen.nonzero().flatten()
+        order[copy, where] = where[linear_assignment(matrix[where][:, where])]
+    return state.step({w: state.move(w, permutation=order)})
+
+
+def _flip(state: MatchingState, matching: FeatureMatching, w: int) -> bool:
+    """Change the signs of a wire that features do not determine if that lowers the objective; whether it did."""
+    count = state.wire_specs[w].signs
+    known = {k for flips in matching.similarities.get(w, {}) for k, flip in enumerate(flips) if flip % 2}
+    if len(known) == count:
+        return False
+    products: dict[Flips, Tensor] = {}
+    for slot in state.slots[w]:
+        flips = tuple(0 if k in known else int(flip) % 2 for k, flip in enumerate(slot.axis.flips))
+        inner = (state.rows_of_a(slot).double() * state.rows_of_b(slot).double()).sum(-1).flatten().cpu()
+        products[flips] = products[flips] + inner if flips in products else inner
+    sign = best_signs(products, count, (state.copies(w) * state.wire_specs[w].size,))[1]
+    return bool((sign < 0).any()) and state.step({w: state.move(w, sign=sign)})

@@ -18,23 +18,19 @@ from intertwine.align.scale_aware import solve_scale_aware
 from intertwine.align.solver import AlignmentProblem, AlignmentTask, Solver
 from intertwine.align.state import AlignmentStep, MatchingState, counted_weights, without_denormals
 from intertwine.align.weights import WeightsOptions, solve_weights
-from intertwine.canonical.equivalence import check_same_architecture
+from intertwine.canonical.equivalence import common_symmetry
 from intertwine.data.batches import check_batches
-from intertwine.errors import InputError, did_you_mean
+from intertwine.errors import InputError, did_you_mean, unknown_name
 from intertwine.graph.model import copy_module
 from intertwine.lazy import data_frame
 from intertwine.symmetry.blocks import weights_of
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
-from intertwine.symmetry.symmetry import symmetry as find_symmetry
-
-# ----------------------------------------------------------------------------------------------------
-# Alignment: what `align` returns.
 
 
 @dataclass(frozen=True)
 class WirePart:
-    """What the tensors of one wire add to the objective, before and after; a tensor of two wires is part of both."""
+    """The share of the objective in the tensors of one wire, before and after; a tensor of two wires is in both."""
 
     wire: str
     before: float
@@ -45,8 +41,8 @@ class WirePart:
 class Alignment:
     """One network moved onto another.
 
-    `model`: b moved by `element`, the same function as b. `reference`: what it lies near to, which is a itself; under a
-    symmetry that folds norm weights away, a so folded. `before`, `after`: the objective Σ ‖A − B‖², lower is nearer.
+    `model`: b moved by `element`, the same function as b. `reference`: the network to compare it with, a itself; under
+    a symmetry that folds norm weights away, a so folded. `before`, `after`: the objective Σ ‖A − B‖², lower is nearer.
     `history`: the objective at every start and after every step that was kept. `per_wire`: the part of every wire.
     """
 
@@ -62,13 +58,9 @@ class Alignment:
 
     def to_dict(self) -> dict[str, Any]:
         """All but the model and the element, as plain values."""
-        return {
-            "method": self.method,
-            "before": self.before,
-            "after": self.after,
-            "history": [asdict(step) for step in self.history],
-            "per_wire": [asdict(part) for part in self.per_wire],
-        }
+        names = ("method", "before", "after")
+        parts = {"history": self.to_rows(), "per_wire": [asdict(part) for part in self.per_wire]}
+        return {name: getattr(self, name) for name in names} | parts
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per step of the history, as plain data."""
@@ -85,10 +77,6 @@ class Alignment:
             f"Alignment({self.method}: squared distance {self.before:.4g} → {self.after:.4g}{share}, {steps} steps, "
             f"{self.element})"
         )
-
-
-# ----------------------------------------------------------------------------------------------------
-# `align`: move one network onto another by an element of their symmetry.
 
 
 SOLVERS: dict[str, Solver] = {
@@ -124,24 +112,24 @@ def align(
 ) -> Alignment:
     """Move network b as near to network a as its symmetry allows, without changing its function.
 
-    Every method tells the same objective at every step, the squared distance Σ ‖A − g·B‖² over the tensors that wires
-    act on. "weights" and "scale-aware" lower it, and keep no step that raises it. The methods that need data lower a
-    measure of their own instead, which their steps tell beside it (`Step.own`); the distance may rise under them.
+    Every method reports the same objective at every step, the squared distance Σ ‖A − g·B‖² over the tensors that wires
+    act on. "weights" and "scale-aware" minimise it and keep no step that raises it. The methods that need data minimise
+    a quantity of their own, which the history also holds (`AlignmentStep.own`); the distance may rise under them.
 
     Args:
         a, b: two networks of one architecture. *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`.
         method: "weights" (permutations), "scale-aware" (permutations, positive scales and signs; never worse),
             "straight-through" and "sinkhorn" (permutations with a low task loss halfway between a and b), or another
             name in `SOLVERS`.
-        data: batches of (inputs, targets), for the methods that look at features or losses.
-        seed: of the order of wires and of random starts. starts: how many are tried (the identity, the way between
-            canonical forms, paired units, the way in from the embeddings, then random elements); the one that is best
-            after one sweep over all wires is followed to the end.
+        data: batches of (inputs, targets), for the methods that use features or losses.
+        seed: of the order of wires and of random starts. starts: how many are tried (the identity, between canonical
+            forms, paired units, from the embeddings, then random elements); the search continues from the one that is
+            best after one sweep over all wires.
         wires: names of the only wires to move; all of them by default. buffers: count batch statistics too.
-        sweeps: the most times that descent visits every wire from one start.
-        symmetry: the symmetry of the architecture where it is already known; both models are then trusted to be of it.
+        sweeps: the most sweeps over all wires from one start.
+        symmetry: the symmetry of the architecture if it is known; it is then not checked that both models have it.
             One with continuous=True lets "weights" and "scale-aware" move by matrices too: rotations of a residual
-            stream, a matrix per head. Norm weights of both networks are then folded into what reads them, and
+            stream, a matrix per head. Norm weights of both networks are then folded into the layers that read them, and
             `.reference` is a so folded: compare `.model` with that.
         options: settings of the method, by name.
 
@@ -162,68 +150,61 @@ def align(
         (True, 0.0)
     """
     if method not in SOLVERS:
-        known = ", ".join(map(repr, SOLVERS))
-        raise InputError(f"There is no method {method!r}. {did_you_mean(method, SOLVERS)}Choose one of {known}.")
+        raise InputError(unknown_name("method", method, SOLVERS))
     solver = SOLVERS[method]
     settings = solver.settings(method, options)
     if solver.needs_data and data is None:
         raise InputError(
-            f"The method {method!r} looks at what the networks do on data, and none was given. Pass data=, batches of "
-            "(inputs, targets); 'weights' and 'scale-aware' need none."
+            f"The method {method!r} needs data. Pass data=, batches of (inputs, targets); 'weights' and 'scale-aware' "
+            "need none."
         )
     if data is not None:
         check_batches(data)
-    _check_count("starts", starts)
-    _check_count("sweeps", sweeps)
-    found = symmetry
-    if found is None:
-        found = find_symmetry(a, *example_args, **example_kwargs)
-        check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
+    for name, count in (("starts", starts), ("sweeps", sweeps)):
+        if count < 1:
+            raise InputError(f"{name} must be at least 1, but is {count}. Leave it out for the default.")
+    found = common_symmetry([a, b], symmetry, example_args, example_kwargs)
     chosen = _chosen_wires(found, wires, method, solver)
     if any(s.matrix for s in found.wire_specs):
         a, b = found.folded(a), found.folded(b)
-    with torch.inference_mode(False):  # some solvers follow slopes, and all write into tensors of their own
-        here, there = _with_slopes(a), _with_slopes(b)
+    with torch.inference_mode(False):  # some solvers need gradients, and all write into tensors of their own
+        here, there = _without_inference_mode(a), _without_inference_mode(b)
         weights_a, weights_b = (without_denormals(weights_of(found, m)) for m in (here, there))
+        left = counted_weights(found, here, weights_a, buffers)
+        right = counted_weights(found, there, weights_b, buffers)
         problem = AlignmentProblem(found, weights_a, weights_b, tuple(chosen))
-        left, right = (
-            counted_weights(found, here, problem.a, buffers),
-            counted_weights(found, there, problem.b, buffers),
+        state = MatchingState(found, left, right, chosen.values())
+        before, parts_before = state.objective, [state.part(w) for w in range(len(found.wires))]
+        element, history = solver.solve(
+            AlignmentTask(here, there, problem, state, data, seed, starts, sweeps), settings
         )
-        pair = MatchingState(found, left, right, chosen.values())
-        before, parts_before = pair.objective, [pair.part(s) for s in range(len(found.wires))]
-        element, history = solver.solve(AlignmentTask(here, there, problem, pair, data, seed, starts, sweeps), settings)
     parts = zip(found.wires, parts_before, strict=True)
-    per_wire = tuple(WirePart(wire.name, x, pair.part(s)) for s, (wire, x) in enumerate(parts))
-    return Alignment(found.act(element, b), a, element, method, before, pair.objective, tuple(history), per_wire, found)
+    per_wire = tuple(WirePart(wire.name, x, state.part(w)) for w, (wire, x) in enumerate(parts))
+    moved, after = found.act(element, b), state.objective
+    return Alignment(moved, a, element, method, before, after, tuple(history), per_wire, found)
 
 
-def _with_slopes(model: nn.Module) -> nn.Module:
-    """The network, copied where it was made in inference mode: such tensors can be neither traced nor followed."""
-    made_for_inference = any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
-    return copy_module(model) if made_for_inference else model
-
-
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{name}={value} was asked for; at least one is needed. Leave it out for the default.")
+def _without_inference_mode(model: nn.Module) -> nn.Module:
+    """A copy of a network with inference tensors, which can be neither traced nor differentiated; else the network."""
+    inference = any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
+    return copy_module(model) if inference else model
 
 
 def _chosen_wires(symmetry: Symmetry, wires: Sequence[str] | None, method: str, solver: Solver) -> dict[str, int]:
-    """Name → strand of the wires that may move, under a method that can move them."""
+    """Name → index of the wires that may move, under a method that can move them."""
     names = [w.name for w in symmetry.wires]
     for name in wires if wires is not None else ():
         if name not in names:
             raise InputError(
-                f"There is no wire {name!r} to align. {did_you_mean(name, names)}The wires: {', '.join(names[:20])}"
+                f"Unknown wire {name!r}. {did_you_mean(name, names)}The wires: {', '.join(names[:20])}"
                 f"{' …' if len(names) > 20 else ''}."
             )
     matrices = [s.name for s in symmetry.wire_specs if s.matrix]
     if matrices and "matrix" not in solver.moves:
         able_to = ", ".join(repr(name) for name, s in SOLVERS.items() if "matrix" in s.moves)
         raise InputError(
-            f"The symmetry lets whole matrices act on {matrices[0]!r}, and {method!r} does not move matrices. Choose "
-            f"one of {able_to}, or pass the symmetry without continuous=True."
+            f"The symmetry contains matrices (on {matrices[0]!r}), which {method!r} does not move. Choose one of "
+            f"{able_to}, or pass the symmetry without continuous=True."
         )
     able = [bool(solver.moves & {part for part, _ in move.items()}) for move in symmetry.identity().moves.values()]
     wanted = names if wires is None else wires

@@ -1,28 +1,26 @@
-"""`matched_correlations`: how well the units of two networks go together on data, wire by wire, with a picture."""
+"""`matched_correlations`: the correlation of units of two networks on data, wire by wire, with a plot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from intertwine.align.activation_sites import run_side_by_side
-from intertwine.align.similarity import MovableStrands, PairedActivations
+from intertwine.align.similarity import PairedActivations
+from intertwine.align.state import MovableWires
 from intertwine.argument_types import Float
-from intertwine.canonical.equivalence import check_same_architecture
+from intertwine.canonical.equivalence import common_symmetry
 from intertwine.data.batches import Fingerprint
-from intertwine.errors import InputError, MismatchError
+from intertwine.errors import InputError, MismatchError, unknown_name
 from intertwine.figures import new_figure
 from intertwine.symmetry.symmetry import Symmetry
-from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-#: How many wires a picture shows, the worst ones first.
+#: How many wires a plot shows, the worst ones first.
 MOST_SHOWN = 12
 
 
@@ -30,9 +28,8 @@ MOST_SHOWN = 12
 class WireCorrelation:
     """One wire: `matrix` holds the correlation of every unit of the first network with every unit of the second.
 
-    Units of a wire that has copies (inside heads) are numbered copy by copy. `tensors`: what was compared, by the names
-    of the captured program. `dead`: units that do not vary, in the first and in the second network; they correlate
-    with nothing.
+    Units of a wire that has copies (inside heads) are numbered copy by copy. `tensors`: names of the compared tensors
+    in the captured program. `dead`: constant units of the first and of the second network; their correlation is 0.
     """
 
     wire: str
@@ -42,23 +39,22 @@ class WireCorrelation:
 
     @property
     def matched(self) -> Float[Tensor, " units"]:
-        """The correlation of each unit with the one in its own place."""
+        """The correlation of each unit with the one at the same index."""
         return self.matrix.diagonal()
 
     @property
     def mean(self) -> float | None:
-        """Of the matched correlations; units dead in both networks do not count. None where no unit is alive."""
+        """The mean matched correlation, without units dead in both networks; None if no unit is alive."""
         both = set(self.dead[0]) & set(self.dead[1])
         alive = [i for i in range(len(self.matrix)) if i not in both]
         return float(self.matched[alive].mean()) if alive else None
 
     def lowest(self, count: int = 5) -> tuple[tuple[int, float], ...]:
-        """(unit, matched correlation) of the units that go together worst, the worst first."""
-        order = self.matched.argsort()[:count].tolist()
-        return tuple((i, float(self.matched[i])) for i in order)
+        """(unit, matched correlation) of the units with the lowest correlation, the lowest first."""
+        return tuple((i, float(self.matched[i])) for i in self.matched.argsort()[:count].tolist())
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """All entries as plain data."""
         return {
             "wire": self.wire,
             "mean": self.mean,
@@ -72,7 +68,7 @@ class WireCorrelation:
 
 @dataclass(frozen=True, eq=False)
 class MatchedCorrelations:
-    """What `matched_correlations` found: one entry per wire, and the fingerprint of the data."""
+    """The result of `matched_correlations`: one entry per wire, and the fingerprint of the data."""
 
     wires: tuple[WireCorrelation, ...]
     data: Fingerprint
@@ -81,7 +77,7 @@ class MatchedCorrelations:
         for found in self.wires:
             if found.wire == wire:
                 return found
-        raise InputError(f"There is no wire {wire!r}. Wires: {', '.join(w.wire for w in self.wires[:20])}.")
+        raise InputError(unknown_name("wire", wire, [w.wire for w in self.wires[:20]]))
 
     @property
     def mean(self) -> float | None:
@@ -94,29 +90,29 @@ class MatchedCorrelations:
         return tuple(sorted(self.wires, key=lambda w: (w.mean is None, w.mean or 0.0)))
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """All entries as plain data."""
         return {"mean": self.mean, "wires": [w.to_dict() for w in self.wires], "data": self.data.to_dict()}
 
     def plot(self, before: MatchedCorrelations | None = None) -> Figure:
-        """The matrices side by side, up to twelve wires, the lowest mean first; with `before`, those above these.
+        """Heat maps of up to twelve wires, the lowest mean first; those of `before` in a row above.
 
-        The units of a wire are drawn in the order of their matched correlation, so that matches show as a diagonal.
+        The units of a wire are drawn in the order of their matched correlation, so matches appear as a diagonal.
         """
         if before is not None and [w.wire for w in before.wires] != [w.wire for w in self.wires]:
-            raise MismatchError("`before` has other wires than these. Pass the correlations of the same architecture.")
+            raise MismatchError("`before` has other wires. Pass the correlations of the same architecture.")
         shown = self.worst_first()[:MOST_SHOWN]
         rows = [("", shown)] if before is None else [("before: ", [before[w.wire] for w in shown]), ("after: ", shown)]
         figure = new_figure(1 + 2.4 * len(shown), 0.4 + 2.5 * len(rows))
         grid = figure.subplots(len(rows), len(shown), squeeze=False)
         image = None
-        for axes_of_row, (words, wires) in zip(grid, rows, strict=True):
+        for axes_of_row, (prefix, wires) in zip(grid, rows, strict=True):
             for axes, wire in zip(axes_of_row, wires, strict=True):
                 order = self[wire.wire].matrix.diagonal().argsort(descending=True)
                 image = axes.imshow(
                     wire.matrix[order][:, order].numpy(), vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest"
                 )
                 mean = "no unit varies" if wire.mean is None else f"mean {wire.mean:.2f}"
-                axes.set_title(f"{wire.wire}\n{words}{mean}", fontsize=8)
+                axes.set_title(f"{wire.wire}\n{prefix}{mean}", fontsize=8)
                 axes.set_xlabel("unit of the second, best match first", fontsize=7)
                 axes.set_ylabel("unit of the first", fontsize=7)
                 axes.tick_params(labelsize=6)
@@ -128,10 +124,10 @@ class MatchedCorrelations:
 
     def __repr__(self) -> str:
         worst = self.worst_first()[0]
-        words = ["no unit varies" if m is None else f"{m:.3f}" for m in (self.mean, worst.mean)]
+        means = ["no unit varies" if m is None else f"{m:.3f}" for m in (self.mean, worst.mean)]
         return (
-            f"MatchedCorrelations({len(self.wires)} wires on {self.data.samples:,} samples, mean {words[0]}, lowest "
-            f"{words[1]} at {worst.wire!r})"
+            f"MatchedCorrelations({len(self.wires)} wires on {self.data.samples:,} samples, mean {means[0]}, lowest "
+            f"{means[1]} at {worst.wire!r})"
         )
 
 
@@ -144,19 +140,18 @@ def matched_correlations(
     at: str = "post",
     **example_kwargs: Any,
 ) -> MatchedCorrelations:
-    """The correlation of every unit of a with every unit of b, wire by wire; the diagonal is what a mix would average.
+    """The correlation of every unit of a with every unit of b, wire by wire; the diagonal holds the matched pairs.
 
-    A pure function of two networks: of `alignment.reference` and `alignment.model` it tells how well units are matched.
-    Positions and tokens count as samples. A wire that several tensors carry has the correlation of all of them
-    together, each around its own mean.
+    Use it on `alignment.reference` and `alignment.model` to see how well units are matched. Positions and tokens count
+    as samples. A wire in several tensors has the correlation over all of them, each around its own mean.
 
     Args:
         a, b: two networks of one architecture; they are run in evaluation mode and not changed.
         data: batches of (inputs, targets), read once. Both networks see each batch.
         *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`; not needed where symmetry is given.
-        symmetry: the symmetry of the architecture where it is already known; both models are then trusted to be of it.
-        at: which tensors speak for a wire: "post" (after nonlinearities) or "pre" (before). A wire that meets no
-            nonlinearity is judged by every hidden tensor that carries it.
+        symmetry: the symmetry of the architecture if it is known; it is then not checked that both models have it.
+        at: which tensors are compared: "post" (after nonlinearities) or "pre" (before). A wire that meets no
+            nonlinearity is compared at every hidden tensor it stands in.
 
     Returns:
         A `MatchedCorrelations`: `.wires` with `.matrix`, `.mean`, `.lowest()` and `.dead`; `.plot(before)`.
@@ -177,22 +172,18 @@ def matched_correlations(
         >>> before.mean < 0.9, round(after.mean, 6)
         (True, 1.0)
     """
-    found = symmetry
-    if found is None:
-        found = find_symmetry(a, *example_args, **example_kwargs)
-        check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
-    features = PairedActivations(MovableStrands(found.wire_specs, frozenset()), frozenset(range(len(found.wires))), at)
+    found = common_symmetry([a, b], symmetry, example_args, example_kwargs)
+    features = PairedActivations(MovableWires(found.wire_specs, frozenset()), frozenset(range(len(found.wires))), at)
     fingerprint = run_side_by_side(found, a, b, data, [features])
-    wires = tuple(_wire(found, s, features) for s in sorted(features.products))
+    wires = []
+    for w, kinds in sorted(features.products.items()):
+        (products,) = kinds.values()
+        first, second = (tuple(side.nonzero().flatten().tolist()) for side in products.dead())
+        name, tensors = found.wires[w].name, tuple(features.names[w])
+        wires.append(WireCorrelation(name, products.correlation(), (first, second), tensors))
     if not wires:
         raise InputError(
-            "No hidden tensor carries a wire, so there are no units to compare. Look at intertwine.symmetry(model, "
+            "No wire stands in a hidden tensor, so there are no units to compare. Look at intertwine.symmetry(model, "
             "…).frozen for the reasons, axis by axis."
         )
-    return MatchedCorrelations(wires, fingerprint)
-
-
-def _wire(symmetry: Symmetry, s: int, features: PairedActivations) -> WireCorrelation:
-    (products,) = features.products[s].values()
-    dead: Sequence[tuple[int, ...]] = [tuple(side.nonzero().flatten().tolist()) for side in products.dead()]
-    return WireCorrelation(symmetry.wires[s].name, products.correlation(), (dead[0], dead[1]), tuple(features.names[s]))
+    return MatchedCorrelations(tuple(wires), fingerprint)

@@ -1,6 +1,9 @@
-"""Methods that minimise a task loss between the two networks: `straight-through` (Ainsworth et al.
+"""Methods that minimise a task loss between the two networks: `straight-through` (Ainsworth et al. 2023) and `sinkhorn`
+(Peña et al. 2023), and the loss on the line that both use.
 
-2023) and `sinkhorn` (Pena et al. 2023), and the loss on the line that both use.
+Both evaluate every permutation they visit on the same held-out batches and return the one with the lowest loss, because
+the loss of a relaxed element may be far from that of a permutation. The start is evaluated too, so no result is worse
+than it. If an exact alignment exists, it is the result: every network on the line is then a itself.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from intertwine.align.matching import (
     sinkhorn,
 )
 from intertwine.align.solver import AlignmentTask, Solution, coordinate_descent
-from intertwine.align.state import AlignmentStep, MatchingState
+from intertwine.align.state import AlignmentStep, MatchingState, move_of
 from intertwine.align.weights import WeightsOptions, solve_weights
 from intertwine.argument_types import Float
 from intertwine.data.batches import LabelledBatch, copied_arguments, labelled_batches
@@ -35,27 +38,22 @@ from intertwine.data.layers import evaluating, wrapped_by
 from intertwine.errors import InputError
 from intertwine.graph.model import copy_module
 from intertwine.symmetry.blocks import transform_weights
-from intertwine.symmetry.element import Element, copies, identity_move
-
-# ----------------------------------------------------------------------------------------------------
-# The task loss on the line between two networks, as a function of the weights of the second.
-#
-# BatchNorm normalises by the statistics of each batch here: running statistics that were mixed from two networks are not
-# those of the mixed network, and a loss under them would lead a search astray.
-
+from intertwine.symmetry.element import Element, copies
 
 MIDDLE = 0.5
 ADVICE = "Pass options={'loss': …}, a function of (outputs, targets)."
 
+# -- The task loss on the line between two networks --
+
 
 @dataclass(frozen=True)
 class LineOptions:
-    """Which loss is lowered, where, and how results are judged.
+    """The loss, the point of the line where it is minimised, and how results are evaluated.
 
-    `steps`: how many batches are learnt from; data begins anew where it ends. `loss`: of (outputs, targets),
-    cross-entropy where None. `at`: the point of the line, from 0 (a) to 1 (b), whose loss is lowered; None draws it
-    anew for every batch, and results are then judged in the middle. `held`: the first so many batches are kept, and
-    every result is judged on them. `batch_statistics`: BatchNorm normalises by each batch; False mixes the running
+    `steps`: the number of training batches; data is read again when it ends. `loss`: of (outputs, targets),
+    cross-entropy if None. `at`: the point of the line, from 0 (a) to 1 (b), whose loss is minimised; None draws a point
+    for every batch, and results are evaluated in the middle. `held`: the number of batches, the first ones, on which
+    every result is evaluated. `batch_statistics`: BatchNorm normalises by each batch; False mixes the running
     statistics of the two networks.
     """
 
@@ -70,33 +68,39 @@ class LineOptions:
             self.check(name, getattr(self, name) >= 1, "at least 1")
         self.check("at", self.at is None or 0 < self.at <= 1, "above 0, where b counts, and at most 1, or None")
 
-    def check(self, name: str, fine: bool, wanted: str) -> None:
-        """Refuse the value of an option, and say what it must be."""
-        if not fine:
-            raise InputError(
-                f"The option {name}={getattr(self, name)} was given; it must be {wanted}. Leave it out for the default."
-            )
+    def check(self, name: str, valid: bool, wanted: str) -> None:
+        """Raise an error if an option has an invalid value."""
+        if not valid:
+            value = getattr(self, name)
+            raise InputError(f"The option {name} must be {wanted}, but is {value}. Leave it out for the default.")
 
 
 class LineLoss:
-    """The task loss of networks between a and whatever b has become.
+    """The task loss of networks between a and the present weights of b, as a function of those weights.
 
-    `network` is a copy of a, into which weights are put for one call at a time. `a`: the weights of a that are mixed.
+    BatchNorm normalises by the statistics of each batch: running statistics mixed from two networks are not those of
+    the mixed network, and a loss under them would mislead the search. `network` is a copy of a, into which weights are
+    put for one call at a time. `a`: the weights of a that are mixed.
     """
 
     def __init__(self, task: AlignmentTask, options: LineOptions) -> None:
         self.options, self.data = options, task.data
         self.network = copy_module(task.a).requires_grad_(False)
-        self.statistics = _statistics(self.network)
+        self.a, self.statistics = dict(task.problem.a), set[str]()
+        for path, norm in self.network.named_modules():
+            if isinstance(norm, _BatchNorm) and norm.running_mean is not None:
+                names = ("running_mean", "running_var", "num_batches_tracked")
+                self.statistics |= {f"{path}.{name}".lstrip(".") for name in names}
+                if options.batch_statistics:  # without running statistics a layer uses those of the batch
+                    norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+                    norm.register_forward_pre_hook(_check_batch)
         if options.batch_statistics:
-            _forget_statistics(self.network)
-        left_out = self.statistics if options.batch_statistics else set()
-        self.a = {name: x for name, x in task.problem.a.items() if name not in left_out}
+            self.a = {name: x for name, x in self.a.items() if name not in self.statistics}
         self.held = list(islice(labelled_batches(task.data, self.network), options.held))
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The network in evaluation mode, gradients on."""
+        """The network in evaluation mode, with gradients enabled."""
         with evaluating(self.network), torch.enable_grad():
             for module in self.network.modules():
                 if isinstance(module, nn.RNNBase):  # cuDNN gives gradients in training mode only, which is dropout
@@ -108,21 +112,21 @@ class LineLoss:
         total, weight = self._sums(b, batch, t)
         return total / weight
 
-    def judged(self, b: Mapping[str, Tensor]) -> float:
-        """The mean loss over the held batches."""
+    def held_out(self, b: Mapping[str, Tensor]) -> float:
+        """The mean loss over the held-out batches."""
         at = MIDDLE if self.options.at is None else float(self.options.at)
         with torch.no_grad():
             total, weight = torch.stack([self._sums(b, batch, at) for batch in self.held]).sum(0).tolist()
         if not weight:
             raise InputError(
-                "Every target of the held batches is marked as ignored (-100), so there is no loss to judge by. Pass "
-                "other data, or hold more batches: options={'held': …}."
+                "Every target of the held-out batches is marked as ignored (-100), so the loss is undefined. Pass "
+                "other data, or hold out more batches: options={'held': …}."
             )
         return total / weight
 
     def _sums(self, b: Mapping[str, Tensor], batch: LabelledBatch, t: float) -> Tensor:
         args, kwargs = batch.call
-        # torch has no slope in running statistics
+        # torch computes no gradients for running statistics
         used = {name: b[name].detach() if name in self.statistics else b[name] for name in self.a}
         inner, prefix = wrapped_by(self.network)
         state = {name.removeprefix(prefix): _between(x, used[name].to(x.device), t) for name, x in self.a.items()}
@@ -142,29 +146,10 @@ class LineLoss:
 
 
 def _between(a: Tensor, b: Tensor, t: float) -> Tensor:
-    """Numbers are mixed; whole numbers and masks come from a, and so does what is equal in both (−∞ in a mask)."""
+    """Floating-point weights are mixed; integers and masks come from a, and so do equal tensors (−∞ in a mask)."""
     if not (a.is_floating_point() or a.is_complex()) or (not b.requires_grad and torch.equal(a, b)):
         return a
     return (1 - t) * a + t * b.to(a.dtype)
-
-
-def _norms(network: nn.Module) -> dict[str, _BatchNorm]:
-    """The BatchNorm layers that keep running statistics."""
-    named = network.named_modules()
-    return {path: norm for path, norm in named if isinstance(norm, _BatchNorm) and norm.running_mean is not None}
-
-
-def _statistics(network: nn.Module) -> set[str]:
-    """The names of all running statistics."""
-    kept = ("running_mean", "running_var", "num_batches_tracked")
-    return {f"{path}.{name}".lstrip(".") for path in _norms(network) for name in kept}
-
-
-def _forget_statistics(network: nn.Module) -> None:
-    """Take the running statistics from every BatchNorm, which then uses those of the batch."""
-    for norm in _norms(network).values():
-        norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-        norm.register_forward_pre_hook(_check_batch)
 
 
 def _check_batch(_norm: nn.Module, args: tuple[Any, ...]) -> None:
@@ -175,29 +160,23 @@ def _check_batch(_norm: nn.Module, args: tuple[Any, ...]) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the solvers that follow a task loss share: where they begin, and the best element they have seen.
-#
-# Such a solver asks how well a network between A and g·B does its task. The answer of a relaxed g may be far from that of
-# a permutation, so every permutation on the way is judged on the same held batches, and the one with the lowest loss is
-# the result. The start is judged too: no result is worse than it. Where b can be laid on a exactly, that is the result:
-# every network between them is then a itself.
+# -- The search --
 
 
 @dataclass
 class LossSearch:
-    """Elements judged one by one. `start`: where the search begins; `b`: the weights it has moved."""
+    """Elements evaluated one by one. `start`: where the search begins; `b`: the weights moved by it."""
 
     task: AlignmentTask
     loss: LineLoss
     history: list[AlignmentStep] = field(default_factory=list)
-    _judged: dict[bytes, tuple[float, float]] = field(default_factory=dict)
+    _evaluated: dict[bytes, tuple[float, float]] = field(default_factory=dict)
     _best: tuple[float, Element] | None = None
 
     def __post_init__(self) -> None:
         task = self.task
-        self.look_at(task.problem.symmetry.identity(), "identity")
-        self.look_at(solve_weights(task, WeightsOptions())[0], "weights")
+        self.evaluate(task.problem.symmetry.identity(), "identity")
+        self.evaluate(solve_weights(task, WeightsOptions())[0], "weights")
         self.start = self.best
         self.b = transform_weights(task.problem.symmetry, self.start, task.problem.b)
 
@@ -207,63 +186,58 @@ class LossSearch:
         return self._best[1]
 
     @property
-    def strands(self) -> list[int]:
-        """The strands to be ordered."""
-        pair = self.task.pair
-        return [s for s in sorted(pair.movable) if pair.wire_specs[s].permutes and pair.places[s]]
+    def permuting(self) -> list[int]:
+        """The wires to be ordered."""
+        state = self.task.state
+        return [w for w in sorted(state.movable) if state.wire_specs[w].permutes and state.slots[w]]
 
     @property
-    def over(self) -> bool:
-        """Whether b already lies on a, so that there is nothing to gain."""
-        return self.history[-1].objective == self.task.pair.unmoved
+    def exact(self) -> bool:
+        """Whether b is already identical to a, so that there is nothing to gain."""
+        return self.history[-1].objective == self.task.state.unmoved
 
-    def look_at(self, element: Element, name: str, step: int = 0) -> None:
-        """Judge an element, and write it down if the last one was another."""
-        key = _key(element)
-        if key not in self._judged:
-            self._judged[key] = self._judge(element)
-            objective, loss = self._judged[key]
-            if self._best is None or loss < self._best[0] or objective == self.task.pair.unmoved:
+    def evaluate(self, element: Element, name: str, step: int = 0) -> None:
+        """Evaluate an element once, and add it to the history if it differs from the last one."""
+        parts = [part for move in element.moves.values() for _, part in move.items()]
+        key = b"".join(part.contiguous().numpy().tobytes() for part in parts)
+        if key not in self._evaluated:
+            self._evaluated[key] = self._evaluate(element)
+            objective, loss = self._evaluated[key]
+            if self._best is None or loss < self._best[0] or objective == self.task.state.unmoved:
                 self._best = loss, element
-        objective, loss = self._judged[key]
+        objective, loss = self._evaluated[key]
         last = self.history[-1] if self.history else None
         if last is None or (last.objective, last.own) != (objective, loss):
             self.history.append(AlignmentStep(name, step, "", objective, loss))
 
-    def _judge(self, element: Element) -> tuple[float, float]:
+    def _evaluate(self, element: Element) -> tuple[float, float]:
         """The objective, and the task loss."""
-        self.task.pair.start_at(element)
-        loss = self.loss.judged(transform_weights(self.task.problem.symmetry, element, self.task.problem.b))
+        self.task.state.start_at(element)
+        loss = self.loss.held_out(transform_weights(self.task.problem.symmetry, element, self.task.problem.b))
         if not isfinite(loss):
             raise InputError(
-                f"The task loss between the two networks is {loss} on the held batches, so there is nothing to lower. "
-                "Look for inputs, targets or weights that are not finite; 'weights' needs no loss."
+                f"The task loss between the two networks is {loss} on the held-out batches. Look for inputs, targets "
+                "or weights that are not finite; 'weights' needs no loss."
             )
-        return self.task.pair.objective, loss
-
-    def found(self) -> Solution:
-        """The best element, at which the pair is left, and the steps."""
-        self.task.pair.start_at(self.best)
-        return self.best, self.history
+        return self.task.state.objective, loss
 
 
 def search_by_loss(task: AlignmentTask, options: LineOptions, learn: Callable[[LossSearch], None]) -> Solution:
-    """The element with the lowest task loss that `learn` comes by, and every element on the way."""
+    """The element with the lowest task loss that `learn` evaluates, and every element it evaluates.
+
+    The matching state ends at that element.
+    """
     loss = LineLoss(task, options)
     with loss.running():
-        found = LossSearch(task, loss)
-        if not found.over:
-            learn(found)
-    return found.found()
-
-
-def _key(element: Element) -> bytes:
-    parts = [part for move in element.moves.values() for _, part in move.items()]
-    return b"".join(part.contiguous().numpy().tobytes() for part in parts)
+        search = LossSearch(task, loss)
+        if not search.exact:
+            learn(search)
+    task.state.start_at(search.best)
+    return search.best, search.history
 
 
 def check_loss(value: Tensor, step: int) -> None:
-    """Refuse a loss that is not a number."""
+    """Raise an error if a loss is not finite."""
     loss = float(value.detach())
     if not isfinite(loss):
         raise InputError(
@@ -272,19 +246,14 @@ def check_loss(value: Tensor, step: int) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Solver `straight-through`: free weights learn from the task loss, and b follows them (after Ainsworth et al. 2023).
-#
-# The free weights begin at a and may go anywhere. At every step b is matched to them, one sweep over the wires from the
-# order it has, and the loss is taken between a and b so ordered. An order has no slope; so the slope of the loss in the
-# ordered weights is given to the free weights, as if they themselves had been used.
+# -- straight-through --
 
 
 @dataclass(frozen=True)
 class StraightThroughOptions(LineOptions):
     """Settings of `straight-through`, beside those of the loss (`LineOptions`).
 
-    `rate`: of Adam on the free weights, as a share of the root mean square of each tensor.
+    `rate`: the learning rate of Adam on the free weights, as a share of the root mean square of each tensor.
     """
 
     rate: float | int = 0.03
@@ -295,57 +264,50 @@ class StraightThroughOptions(LineOptions):
 
 
 def solve_straight_through(task: AlignmentTask, options: StraightThroughOptions) -> Solution:
-    """The element with the lowest task loss found, and every element on the way; the pair is left at that element."""
-    return search_by_loss(task, options, lambda found: _learn_straight_through(found, options))
+    """Train free weights by the task loss, and match b to them (Ainsworth et al. 2023).
+
+    The free weights begin at a. At every step b is matched to them by one sweep over the wires from its present order,
+    and the loss is evaluated between a and b in that order. An order has no gradient, so the gradient with respect to
+    the reordered weights is applied to the free weights (a straight-through estimator).
+    """
+
+    def learn(search: LossSearch) -> None:
+        symmetry = task.problem.symmetry
+        free = {  # in single precision or finer
+            name: x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
+            for name, x in task.state.weights_a.items()
+        }
+        groups = [{"params": [x], "lr": options.rate * float(x.square().mean().sqrt())} for x in free.values()]
+        optimizer = torch.optim.Adam(groups)
+        generator = torch.Generator().manual_seed(task.seed)
+        element = symmetry.identity()
+        for step, batch, t in search.loss.batches(generator):
+            state = MatchingState(symmetry, free, {name: search.b[name] for name in free}, search.permuting)
+            state.start_at(element)
+            coordinate_descent(state, permutation_step, "", generator, sweeps=1)
+            element = state.element
+            search.evaluate(element @ search.start, "straight-through", step)
+            b = transform_weights(symmetry, element, search.b)
+            used = {name: b[name].clone().requires_grad_(True) for name in free}
+            value = search.loss.of({**b, **used}, batch, t)
+            check_loss(value, step)
+            # a weight that the loss does not depend on keeps its value
+            gradients = torch.autograd.grad(value, list(used.values()), allow_unused=True)
+            for x, gradient in zip(free.values(), gradients, strict=True):
+                x.grad = None if gradient is None else gradient.to(x.device, x.dtype)
+            optimizer.step()
+
+    return search_by_loss(task, options, learn)
 
 
-def _learn_straight_through(found: LossSearch, options: StraightThroughOptions) -> None:
-    symmetry = found.task.problem.symmetry
-    free = _free_weights(found)
-    optimizer = torch.optim.Adam([{"params": [x], "lr": options.rate * _size(x)} for x in free.values()])
-    generator = torch.Generator().manual_seed(found.task.seed)
-    element = symmetry.identity()
-    for step, batch, t in found.loss.batches(generator):
-        pair = MatchingState(symmetry, free, {name: found.b[name] for name in free}, found.strands)
-        pair.start_at(element)
-        coordinate_descent(pair, permutation_step, "", generator, sweeps=1)
-        element = pair.element
-        found.look_at(element @ found.start, "straight-through", step)
-        b = transform_weights(symmetry, element, found.b)
-        used = {name: b[name].clone().requires_grad_(True) for name in free}
-        value = found.loss.of({**b, **used}, batch, t)
-        check_loss(value, step)
-        # a weight that the loss does not depend on stays where it is
-        slopes = torch.autograd.grad(value, list(used.values()), allow_unused=True)
-        for x, slope in zip(free.values(), slopes, strict=True):
-            x.grad = None if slope is None else slope.to(x.device, x.dtype)
-        optimizer.step()
-
-
-def _free_weights(found: LossSearch) -> dict[str, Tensor]:
-    """A copy of the weights of a that the objective counts, in single precision or finer."""
-    counted = found.task.pair.weights_a
-    return {name: x.to(torch.promote_types(x.dtype, torch.float32), copy=True) for name, x in counted.items()}
-
-
-def _size(x: Tensor) -> float:
-    """The root mean square."""
-    return float(x.square().mean().sqrt())
-
-
-# ----------------------------------------------------------------------------------------------------
-# Solver `sinkhorn`: orders learnt from the task loss through doubly stochastic matrices (after Peña et al. 2023).
-#
-# Every strand has a table of scores Z. Scaling the rows and columns of exp(Z / temperature) in turn until they add up to
-# one (Sinkhorn) gives shares with which the units of b are mixed. The loss of a network between a and b so mixed has a
-# slope in Z. As the temperature falls, the shares come near a permutation.
+# -- sinkhorn --
 
 
 @dataclass(frozen=True)
 class SinkhornOptions(LineOptions):
     """Settings of `sinkhorn`, beside those of the loss (`LineOptions`).
 
-    `rate`: of Adam on the scores. `temperature`, `coolest`: at the first and the last step.
+    `rate`: the learning rate of Adam on the scores. `temperature`, `coolest`: at the first and at the last step.
     """
 
     rate: float | int = 0.1
@@ -360,42 +322,35 @@ class SinkhornOptions(LineOptions):
         self.check("coolest", 0 < self.coolest <= self.temperature, "above 0 and at most the temperature")
 
     def temperature_at(self, step: int) -> float:
-        """Falls by the same factor at every step."""
+        """The temperature falls by the same factor at every step."""
         return self.temperature * (self.coolest / self.temperature) ** ((step - 1) / max(self.steps - 1, 1))
 
 
 def solve_sinkhorn(task: AlignmentTask, options: SinkhornOptions) -> Solution:
-    """The element with the lowest task loss found, and every element on the way; the pair is left at that element."""
-    return search_by_loss(task, options, lambda found: _learn(found, options))
+    """Train orders by the task loss through doubly stochastic matrices (Peña et al. 2023).
 
+    Every wire has a table of scores Z. Sinkhorn normalisation of exp(Z / temperature) gives shares with which the units
+    of b are mixed; the loss of a network between a and b so mixed is differentiable in Z. As the temperature falls, the
+    shares converge to a permutation: the order with the highest scores.
+    """
 
-def _learn(found: LossSearch, options: SinkhornOptions) -> None:
-    scores = {s: _first_scores(found, s, float(options.temperature)) for s in found.strands}
-    optimizer = torch.optim.Adam(scores.values(), lr=options.rate)
-    symmetry = found.task.problem.symmetry
-    for step, batch, t in found.loss.batches(torch.Generator().manual_seed(found.task.seed)):
-        shares = {s: sinkhorn(z / options.temperature_at(step)) for s, z in scores.items()}
-        actor = RelaxedElement(symmetry.wire_specs, {s: RelaxedMove(p) for s, p in shares.items()})
-        value = found.loss.of(mixed(symmetry, actor, found.b), batch, t)
-        check_loss(value, step)
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        found.look_at(_rounded(found, scores) @ found.start, "sinkhorn", step)
+    def learn(search: LossSearch) -> None:
+        symmetry, device = task.problem.symmetry, task.state.a[0].device
+        scores: dict[int, Float[Tensor, "*copies n n"]] = {}
+        for w in search.permuting:  # at first, a unit has as large a share in itself as in all others together
+            n = symmetry.wire_specs[w].size
+            own = torch.eye(n, device=device) * (float(options.temperature) * log(max(n - 1, 1)))
+            scores[w] = own.expand(*copies(symmetry.wire_specs, w), n, n).clone().requires_grad_(True)
+        optimizer = torch.optim.Adam(scores.values(), lr=options.rate)
+        identity = symmetry.identity()
+        for step, batch, t in search.loss.batches(torch.Generator().manual_seed(task.seed)):
+            shares = {w: RelaxedMove(sinkhorn(z / options.temperature_at(step))) for w, z in scores.items()}
+            value = search.loss.of(mixed(symmetry, RelaxedElement(symmetry.wire_specs, shares), search.b), batch, t)
+            check_loss(value, step)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            orders = {w: move_of(symmetry.wire_specs, w, permutation=nearest_permutation(z)) for w, z in scores.items()}
+            search.evaluate(replace(identity, moves={**identity.moves, **orders}) @ search.start, "sinkhorn", step)
 
-
-def _first_scores(found: LossSearch, s: int, temperature: float) -> Float[Tensor, "*copies n n"]:
-    """At the first temperature every unit has as large a share in itself as in all others together."""
-    strands = found.task.pair.wire_specs
-    n, many = strands[s].size, copies(strands, s)
-    device = found.task.pair.a[0].device
-    own = torch.eye(n, device=device) * (temperature * log(max(n - 1, 1)))
-    return own.expand(*many, n, n).clone().requires_grad_(True)
-
-
-def _rounded(found: LossSearch, scores: Mapping[int, Tensor]) -> Element:
-    """The orders with the highest scores, which are those that the shares come near to as the temperature falls."""
-    identity = found.task.problem.symmetry.identity()
-    orders = {s: nearest_permutation(z) for s, z in scores.items()}
-    moves = {s: replace(identity_move(identity.wire_specs, s), permutation=order) for s, order in orders.items()}
-    return replace(identity, moves={**identity.moves, **moves})
+    return search_by_loss(task, options, learn)

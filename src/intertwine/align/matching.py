@@ -117,9 +117,7 @@ class FeatureMatching:
         return nested_assignment(self._similarity(t).reshape(outer, n, outer, n).transpose(1, 2))[1]
 
 
-def best_signs(
-    similarities: Mapping[Flips, Tensor], count: int, shape: tuple[int, ...]
-) -> tuple[Tensor, Float[Tensor, "signs *shape"]]:
+def best_signs(similarities: Mapping[Flips, Tensor], count: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The sum of similarities with the best signs at every entry, and those signs.
 
     One sign after the other is changed wherever that helps, until none does. Where no two kinds of tensors share a

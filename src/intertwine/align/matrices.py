@@ -7,12 +7,12 @@ partners.
 
 - Orthogonal (kind "O"): G is its own inverse transpose, and the nearest one is the orthogonal factor of A₊B₊ᵀ + A₋B₋ᵀ.
   Kind "O1" also keeps the all-ones vector, so the factor is taken on its complement.
-- General (kind "GL"): ‖A₊ − G B₊‖² + ‖A₋ − G⁻ᵀ B₋‖² has no closed-form minimum. With a step G ← exp(X) G its linear part
-  gives X S₊ + S₋ X = A₊B₊ᵀ − S₊ − (A₋B₋ᵀ − S₋)ᵀ, where S = B Bᵀ: a Sylvester equation, solved by two
+- General (kind "GL"): ‖A₊ − G B₊‖² + ‖A₋ − G⁻ᵀ B₋‖² has no closed-form minimum. With a step G ← exp(X) G its
+  linear part gives X S₊ + S₋ X = A₊B₊ᵀ − S₊ − (A₋B₋ᵀ − S₋)ᵀ, where S = B Bᵀ: a Sylvester equation, solved by two
   eigendecompositions. There may be several minima, so the search has several starts and keeps the best.
 
-The objective of a general matrix depends on the basis in A: moving a factor from A₊ to A₋ keeps the function but changes
-the distance. `balanced_matrix` gives the basis in which both sides have equal Gram matrices, which has minimal norm.
+The objective of a general matrix depends on the basis in A: moving a factor from A₊ to A₋ keeps the function but
+changes the distance. `balanced_matrix` gives the basis in which both sides have equal Gram matrices, of minimal norm.
 """
 
 from __future__ import annotations
@@ -233,8 +233,8 @@ def head_step(state: MatchingState, w: int) -> bool:
     """Give heads that hold matrices their best order, with the best matrices inside; whether anything moved.
 
     The similarity of head i of A and head j of B must not depend on the bases inside. A matrix inside a head multiplies
-    some slices X₊ (queries) and divides others, X₋ (keys), so X₊ᵀX₋ is invariant. The inner product of two such products
-    is Σ (X₊Y₊ᵀ) ∘ (X₋Y₋ᵀ), a sum over matrices as small as the head. Where a head holds scales instead of a matrix
+    some slices X₊ (queries) and divides others, X₋ (keys), so X₊ᵀX₋ is invariant. The inner product of two such
+    products is Σ (X₊Y₊ᵀ) ∘ (X₋Y₋ᵀ), a sum over small matrices. Where a head holds scales instead of a matrix
     (queries and keys under rotary positions), the same holds index by index, on the diagonals of the small matrices.
 
     Units inside a head that have an order (queries that share a key) are ordered with it, each pair of heads by its own
@@ -244,10 +244,10 @@ def head_step(state: MatchingState, w: int) -> bool:
     if not group.matrices or not state.wire_specs[w].permutes:
         return False
     moves = _orders(state, group)
-    if all(torch.equal(move.permutation, state.move(t).permutation) for t, move in moves.items()):
-        return False  # what is inside has steps of its own
-    step = Element(state.wire_specs, moves, state.symmetry.signature)
+    step = Element(state.wire_specs, dict(moves), state.symmetry.signature)
     partner = moves[w].permutation
+    if partner is None or not step.without_identities().moves:
+        return False  # what is inside has steps of its own
     moved = [state.act(step, i) if i in state.blocks_of[w] else x for i, x in enumerate(state.b)]
     for t in group.matrices:
         found = best_matrix(state, t, grams(state, t, moved))

@@ -1,5 +1,6 @@
 """Method `weights`: permutations by weights alone, one wire after the other, from several starts (Ainsworth et al.
-2023). If the symmetry holds matrices (continuous=True) they move too: rotations of a residual stream, a matrix per head.
+2023). If the symmetry holds matrices (continuous=True) they move too: rotations of a residual stream, a matrix per
+head.
 """
 
 from __future__ import annotations

@@ -1,10 +1,16 @@
 """`align_widths`: express a network in the widths of another network of the same family, by optimal transport between
 units.
+
+For every wire, a plan T says how much of unit j of b goes to unit i of a; every unit of a weighs 1/n, every one of b
+1/m. Unit i then has the mean of the incoming weights of its units, Σⱼ n·Tᵢⱼ Bⱼ, and the sum of their outgoing weights,
+Σⱼ m·Tᵢⱼ Bⱼ. Units that were split into equal copies are joined exactly, and units to be copied share their outgoing
+weights. Plans are found one wire after the other, all others fixed: each is the exact optimum of ⟨A, moved B⟩, which
+never falls. Between equal widths this is weight matching.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,68 +28,58 @@ from intertwine.symmetry.geometry import FixedAxis, Layout, LayoutAxis, ProductA
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# Plans between the units of two networks of different widths: which networks have them, and how they are found.
-#
-# The plans are found one wire after the other, all else held still. Each is the exact optimum of ⟨A, moved B⟩, which
-# never falls; it ends when none of them gains. Between equal widths this is weight matching.
-
-
-Plans = dict[int, Tensor]  # strand → how much of every unit of b goes to every unit of a
+Plans = dict[int, Tensor]  # wire → how much of every unit of b goes to every unit of a
 Reads = dict[str, int | None]  # tensor → the axis that takes units in, if it has one
 #: A plan must raise ⟨A, moved B⟩ by more than this share of it: less is rounding.
 LEAST = 1e-9
 
 
-# -- which networks ----------------------------------------------------------------------------------------------------
-
-
 def check_same_but_widths(a: Symmetry, b: Symmetry) -> None:
-    """Refuse networks that differ in more than the sizes of wires, and wires that are no plain units."""
+    """Raise an error for networks that differ in more than sizes of wires, and for wires that are not plain units."""
     calls = [[call.op for call in s.geometry.graph.program.calls] for s in (a, b)]
     names = [[w.name for w in s.wires] for s in (a, b)]
     alike = calls[0] == calls[1] and names[0] == names[1] and a.layouts.keys() == b.layouts.keys()
     for name in a.layouts if alike else ():
-        if not _same_shape(a.layouts[name].axes, b.layouts[name].axes):
+        if not _same_structure(a.layouts[name].axes, b.layouts[name].axes):
             raise MismatchError(
                 f"{name!r} has shape {a.layouts[name].shape} in the first network and {b.layouts[name].shape} in the "
-                "second: they differ along an axis that is no wire (inputs, outputs, kernel sizes). Only numbers of "
+                "second: they differ along an axis that is not a wire (inputs, outputs, kernel sizes). Only numbers of "
                 "hidden units may differ."
             )
     if not alike:
         raise MismatchError(
-            "The two networks differ in more than their widths: they do not have the same layers and wires. Compare "
+            "The two networks differ in more than their widths: their layers or wires are different. Compare "
             "intertwine.symmetry(a, …).wires with intertwine.symmetry(b, …).wires."
         )
     for s, wire in zip(a.wire_specs, a.wires, strict=False):
         if s.bases or not s.permutes:
-            why = "lies inside another one" if s.bases else "cannot be permuted"
+            why = "is nested in another one" if s.bases else "cannot be permuted"
             raise InputError(
-                f"The wire {wire.name!r} {why}, so its units cannot be mixed. Widths are aligned where all wires are "
-                "plain units: no attention heads, no groups of channels."
+                f"The wire {wire.name!r} {why}, so its units cannot be mixed. align_widths needs networks of plain "
+                "units: no attention heads, no groups of channels."
             )
     if not a.wires:
         raise InputError("There is nothing to align: no wire acts on these networks.")
 
 
-def _same_shape(a: Sequence[LayoutAxis], b: Sequence[LayoutAxis]) -> bool:
-    """Whether axes are made alike, but for the sizes of wires."""
-    return len(a) == len(b) and all(_same_tree(x, y) for x, y in zip(a, b, strict=True))
+def _same_structure(a: Sequence[LayoutAxis], b: Sequence[LayoutAxis]) -> bool:
+    """Whether axes have the same structure, up to the sizes of wires."""
 
+    def same(x: LayoutAxis, y: LayoutAxis) -> bool:
+        match x, y:
+            case WireAxis(), WireAxis():
+                return x.wire == y.wire
+            case FixedAxis(), FixedAxis():
+                return x.size == y.size
+            case (ProductAxis(), ProductAxis()) | (SumAxis(), SumAxis()):
+                return _same_structure(x.parts, y.parts)
+        return False
 
-def _same_tree(a: LayoutAxis, b: LayoutAxis) -> bool:
-    match a, b:
-        case WireAxis(), WireAxis():
-            return a.wire == b.wire
-        case FixedAxis(), FixedAxis():
-            return a.size == b.size
-        case (ProductAxis(), ProductAxis()) | (SumAxis(), SumAxis()):
-            return _same_shape(a.parts, b.parts)
-    return False
+    return len(a) == len(b) and all(map(same, a, b))
 
 
 def reading_axes(symmetry: Symmetry, model: nn.Module) -> Reads:
-    """For every tensor on which wires act: the axis along which a layer adds units up, None for per-unit numbers."""
+    """For every tensor on which wires act: the axis along which a layer sums over units, None for per-unit numbers."""
     found: Reads = {}
     tied = tied_names(model)
     for path, module in model.named_modules():
@@ -95,8 +91,8 @@ def reading_axes(symmetry: Symmetry, model: nn.Module) -> Reads:
     for wire in symmetry.wires:
         if not any(found.get(slot.parameter) == slot.axis for slot in wire.slots):
             raise InputError(
-                f"No layer reads the units of the wire {wire.name!r}: they meet each other or are added up inside the "
-                "network, where their number matters. Widths are aligned where linear or convolution layers read units."
+                f"No layer reads the units of the wire {wire.name!r}, so their number matters to the function. "
+                "align_widths needs units that linear or convolution layers read."
             )
     return found
 
@@ -108,41 +104,35 @@ def _reading_axis(module: nn.Module, key: str, name: str) -> int | None:
     if isinstance(module, (_BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.PReLU)):
         return None
     raise InputError(
-        f"{name!r} belongs to a {type(module).__name__}, and which of its axes takes units in is not known. Widths are "
-        "aligned for linear and convolution layers (without groups), batch, layer and RMS norms, embeddings and PReLU."
+        f"{name!r} belongs to a {type(module).__name__}, whose input axis is not known. align_widths supports linear "
+        "and convolution layers (without groups), batch, layer and RMS norms, embeddings and PReLU."
     )
-
-
-# -- finding plans -----------------------------------------------------------------------------------------------------
 
 
 class WidthTransport:
     """Two networks cut into blocks; plans raise the inner product of the first with the moved second."""
 
     def __init__(
-        self,
-        symmetries: tuple[Symmetry, ...],
-        weights: tuple[Mapping[str, Tensor], ...],
-        reads: Reads,
+        self, symmetries: tuple[Symmetry, ...], weights: tuple[Mapping[str, Tensor], ...], reads: Reads
     ) -> None:
         cuts = []
         for symmetry, tensors in zip(symmetries, weights, strict=True):
-            kept = {n: t.double().cpu() for n, t in tensors.items() if n in reads and _is_weight(n)}
-            cuts.append(block_weights(symmetry, kept).blocks)
+            # the objective ignores batch statistics, as in `align`
+            names = [n for n in tensors if n in reads and not n.endswith(("running_mean", "running_var"))]
+            cuts.append(block_weights(symmetry, {n: tensors[n].double().cpu() for n in names}).blocks)
         self.blocks: list[tuple[WeightBlock, WeightBlock]] = list(zip(*cuts, strict=True))
         self.reads = reads
         self.count = len(symmetries[0].wires)
 
     def solve(self, order: Sequence[int], sweeps: int) -> tuple[Plans, list[float]]:
-        """Plans from a start that takes in one wire after the other, then sweeps until none gains."""
+        """Plans from a start that adds one wire after the other, then sweeps until none gains."""
         plans: Plans = {}
-        for s in order:
-            gain = self._gain(s, plans)
-            plans[s] = transport(gain)
+        for w in order:
+            plans[w] = transport(self._gain(w, plans))
         history = [self._value(plans)]
         for _ in range(sweeps):
-            for s in order:
-                candidate = plans | {s: transport(self._gain(s, plans))}
+            for w in order:
+                candidate = plans | {w: transport(self._gain(w, plans))}
                 if self._value(candidate) > self._value(plans) + LEAST * abs(history[0]):
                     plans = candidate
             history.append(self._value(plans))
@@ -150,17 +140,19 @@ class WidthTransport:
                 break
         return plans, history
 
-    def _gain(self, s: int, plans: Plans) -> Float[Tensor, "first second"]:
-        """⟨unit i of a, unit j of b⟩ over places of a wire; a block with a wire that has no plan yet is left out."""
+    def _gain(self, w: int, plans: Plans) -> Float[Tensor, "first second"]:
+        """⟨unit i of a, unit j of b⟩ over slots of a wire; a block with a wire that has no plan yet is left out."""
         total: Tensor | None = None
         for first, second in self.blocks:
-            for place in first.places(s):
+            for place in first.places(w):
                 others = [d for d, dim in enumerate(first.dims) if isinstance(dim.tree, WireAxis) and d != place]
                 if any(first.wire_axis(d).wire not in plans for d in others):
                     gain = torch.zeros(first.data.shape[place], second.data.shape[place], dtype=torch.float64)
                 else:
-                    x = self._moved(second, plans, others) * self._factor(second, first, place)
-                    gain = _rows(first.data, place) @ _rows(x, place).T
+                    x, y = first.data.movedim(place, 0), self._moved(second, plans, others).movedim(place, 0)
+                    # what a unit of b sends out counts as one of as many units as a has
+                    factor = len(y) / len(x) if self._reads(second, place) else 1.0
+                    gain = x.reshape(len(x), -1) @ (y * factor).reshape(len(y), -1).T
                 total = gain if total is None else total + gain
         assert total is not None
         return total
@@ -175,47 +167,21 @@ class WidthTransport:
     def _moved(self, block: WeightBlock, plans: Plans, dims: Sequence[int]) -> Tensor:
         x = block.data
         for d in dims:
-            plan = plans[block.wire_axis(d).wire]
-            x = mix_along(x, d, plan * (plan.shape[1] if self._reads(block, d) else plan.shape[0]))
+            x = mix_units(x, d, plans[block.wire_axis(d).wire], self._reads(block, d))
         return x
-
-    def _factor(self, second: WeightBlock, first: WeightBlock, d: int) -> float:
-        """What a unit of b sends out, counted as one of as many units as a has."""
-        return second.data.shape[d] / first.data.shape[d] if self._reads(second, d) else 1.0
 
     def _reads(self, block: WeightBlock, d: int) -> bool:
         return self.reads[block.parameter] == block.dims[d].axis
 
 
-def _is_weight(name: str) -> bool:
-    """Batch statistics have no part in the objective, as in `align`."""
-    return not name.endswith(("running_mean", "running_var"))
+def mix_units(x: Tensor, d: int, plan: Float[Tensor, "first second"], reads: bool) -> Tensor:
+    """A tensor of b whose dimension d gets the units of a: means of units; sums along an axis that takes units in.
 
-
-def _rows(x: Tensor, d: int) -> Float[Tensor, "units entries"]:
-    """One row per index of a dimension."""
-    return x.movedim(d, 0).reshape(x.shape[d], -1)
-
-
-def mix_along(x: Tensor, d: int, matrix: Tensor) -> Tensor:
-    """A tensor whose dimension d is multiplied by a matrix.
-
-    >>> mix_along(torch.tensor([[1.0, 2.0]]), 1, torch.tensor([[1.0, 1.0]]))
+    >>> mix_units(torch.tensor([[1.0, 2.0]]), 1, torch.tensor([[0.5, 0.5]]), reads=True)
     tensor([[3.]])
     """
+    matrix = plan * (plan.shape[1] if reads else plan.shape[0])
     return torch.tensordot(matrix.to(x.device, x.dtype), x, ([1], [d])).movedim(0, d)
-
-
-# ----------------------------------------------------------------------------------------------------
-# `align_widths`: a network expressed in the width of another one of the same family, by optimal transport of units.
-#
-# For every wire, a plan T says how much of unit j of b goes to unit i of a; every unit of a weighs 1/n, every one of b
-# 1/m. Unit i then has the mean of the incoming weights of its units, Σⱼ n·Tᵢⱼ Bⱼ, and their outgoing weights come
-# together, Σⱼ m·Tᵢⱼ Bⱼ. Units that were split into equal copies are joined exactly, and units to be copied share what
-# they send out.
-#
-# The plans are found one wire after the other, all else held still: each is the exact optimum of ⟨A, moved B⟩, which
-# never falls, and until none of them gains. Between equal widths this is weight matching.
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,21 +215,21 @@ class WidthAlignment:
 def align_widths(
     a: nn.Module, b: nn.Module, *example_args: Any, sweeps: int = 50, **example_kwargs: Any
 ) -> WidthAlignment:
-    """Express network b in the widths of network a: a real network of a's architecture, as near to a as plans allow.
+    """Express network b in the widths of network a: a network of a's architecture, as near to a as plans allow.
 
-    The function is kept exactly where b is a network of a's width with units split or copied. Otherwise units are mixed
-    and the function changes; where b is wider, that costs as much as b has units unlike each other.
+    The function is kept exactly if b is a network of a's width with units split or copied. Otherwise units are mixed
+    and the function changes; if b is wider, by as much as the units that are merged differ.
 
     Args:
         a, b: networks of one family: the same layers, with other numbers of units. Neither is changed.
-        *example_args, **example_kwargs: inputs that both can be called with. sweeps: the most visits to every wire.
+        *example_args, **example_kwargs: inputs that both can be called with. sweeps: the most sweeps over all wires.
 
     Returns:
         A `WidthAlignment`: `.model`, `.plans`, `.history`.
 
     Raises:
-        MismatchError: the networks differ in more than widths. InputError: wires that are no plain units, such as heads
-        of attention, groups of channels, or units that no layer reads.
+        MismatchError: the networks differ in more than widths. InputError: wires that are not plain units, such as
+        attention heads, groups of channels, or units that no layer reads.
 
     Example:
         >>> import torch
@@ -288,46 +254,36 @@ def align_widths(
     return WidthAlignment(model, {names[s]: plan for s, plan in sorted(plans.items())}, tuple(history))
 
 
-# -- building the network ----------------------------------------------------------------------------------------------
-
-
 def _built(symmetries: tuple[Symmetry, ...], a: nn.Module, b: nn.Module, plans: Plans, reads: Reads) -> nn.Module:
+    """A copy of network a with the tensors of b, their units mixed by the plans."""
     model = copy_module(a)
     tied = tied_names(a)
-    given = {tied[n]: t.detach() for n, t in _tensors(b) if n in tied}
+    given = {tied[n]: t.detach() for n, t in [*b.named_parameters(), *b.named_buffers()] if n in tied}
     with torch.no_grad():
-        for name, tensor in _tensors(model):
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tied[name] != name:
                 continue
-            layout = symmetries[1].layouts.get(name)
-            x = given[name]
+            layout, x = symmetries[1].layouts.get(name), given[name]
             if layout is not None and x.is_floating_point():
-                mixed = x.double()
+                x = x.double()
                 for axis, tree in enumerate(layout.axes):
-                    mixed = _mix(mixed, axis, tree, plans, reads.get(name) == axis)
-                x = mixed
+                    x = _mix_axis(x, axis, tree, plans, reads.get(name) == axis)
             tensor.copy_(x)
     empty_caches(model)
     return model
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
-def _mix(x: Tensor, axis: int, tree: LayoutAxis, plans: Plans, reads: bool) -> Tensor:
-    """One axis of a tensor of b in the width of a. The sums of variances need no eps: means keep it."""
+def _mix_axis(x: Tensor, axis: int, tree: LayoutAxis, plans: Plans, reads: bool) -> Tensor:
+    """One axis of a tensor of b in the width of a. Running variances need no eps: their means keep it."""
     match tree:
         case WireAxis():
-            plan = plans[tree.wire]
-            return mix_along(x, axis, plan * (plan.shape[1] if reads else plan.shape[0]))
+            return mix_units(x, axis, plans[tree.wire], reads)
         case ProductAxis():
             inner = x.unflatten(axis, [part.size for part in tree.parts])
             for k, part in enumerate(tree.parts):
-                inner = _mix(inner, axis + k, part, plans, reads)
+                inner = _mix_axis(inner, axis + k, part, plans, reads)
             return inner.flatten(axis, axis + len(tree.parts) - 1)
         case SumAxis():
-            blocks = x.split([part.size for part in tree.parts], axis)
-            return torch.cat([_mix(y, axis, p, plans, reads) for y, p in zip(blocks, tree.parts, strict=True)], axis)
+            blocks = zip(x.split([part.size for part in tree.parts], axis), tree.parts, strict=True)
+            return torch.cat([_mix_axis(y, axis, part, plans, reads) for y, part in blocks], axis)
     return x

@@ -4,7 +4,7 @@ equivalence classes. Also the check that two networks have the same architecture
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
@@ -21,11 +21,7 @@ from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# `equivalent`: do two networks differ by a symmetry only, and by which element of it?
-
-
-#: Lengths of whole tensors in canonical form that differ by more than this multiple of the tolerance end the search.
+#: Networks are not equivalent if the length of a tensor in canonical form differs by this multiple of the tolerance.
 FAR = 1e3
 
 
@@ -43,8 +39,8 @@ def equivalent(
 
     Args:
         a, b: two networks of one architecture. *example_args, **example_kwargs: inputs, as for `intertwine.symmetry`.
-        tol: how far two tensors may differ, as ‖x − y‖ / (‖x‖ + ‖y‖); tensors of few entries get a little more room.
-        symmetry: the symmetry of the architecture where it is already known; both models are then trusted to be of it.
+        tol: how far two tensors may differ, as ‖x − y‖ / (‖x‖ + ‖y‖); slightly more for tensors of few entries.
+        symmetry: the symmetry of the architecture if it is known; it is then not checked that both models have it.
 
     Returns:
         An `Element` g such that `symmetry.act(g, b)` has the weights of a, or None.
@@ -63,58 +59,61 @@ def equivalent(
         True
     """
     if finite_float(tol) is None or tol < 0:
-        raise InputError(f"tol={tol!r} was asked for. It is a relative difference, 0 or more, such as 1e-6.")
-    found = symmetry
-    if found is None:
-        found = find_symmetry(a, *example_args, **example_kwargs)
-        check_same_architecture(found, a, b, find_symmetry(b, *example_args, **example_kwargs))
-    return equivalent_forms(
-        canonical_form(found, weights_of(found, a)), canonical_form(found, weights_of(found, b)), tol
-    )
+        raise InputError(f"tol must be a relative difference, 0 or more, such as 1e-6, but is {tol!r}.")
+    found = common_symmetry([a, b], symmetry, example_args, example_kwargs)
+    form_a, form_b = (canonical_form(found, weights_of(found, model)) for model in (a, b))
+    return equivalent_forms(form_a, form_b, tol)
 
 
 def equivalent_forms(a: CanonicalForm, b: CanonicalForm, tol: float = 1e-6) -> Element | None:
-    """The same on canonical forms, where many networks are compared."""
+    """`equivalent` on canonical forms, for comparing many networks."""
     if not bool(((a.lengths - b.lengths).abs() <= FAR * tol * (a.lengths + b.lengths)).all()):
         return None
-    g = a.element.inverse() @ b.element
-    if agree(a.symmetry, a.weights, transform_weights(b.symmetry, g, b.weights), tol):
-        return g
-    g = pair_units(a.symmetry, a.weights, b.weights)
-    return g if agree(a.symmetry, a.weights, transform_weights(b.symmetry, g, b.weights), tol) else None
+    for make in (lambda: a.element.inverse() @ b.element, lambda: pair_units(a.symmetry, a.weights, b.weights)):
+        g = make()
+        if agree(a.symmetry, a.weights, transform_weights(b.symmetry, g, b.weights), tol):
+            return g
+    return None
 
 
 def agree(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor], tol: float) -> bool:
-    """Whether all tensors of two sets of weights agree."""
-    return all(_difference(symmetry, name, a[name], b[name]) <= tol * _room(a[name]) for name in a)
+    """Whether two sets of weights agree. Over few entries independent noise may be several times its usual size."""
+    room = {name: 1 + 3 / sqrt(max(x.numel(), 1)) for name, x in a.items()}
+    return all(_difference(symmetry, name, a[name], b[name]) <= tol * room[name] for name in a)
 
 
 def difference(a: CanonicalForm, b: CanonicalForm, g: Element) -> float:
-    """The largest difference of a tensor of a from that of b moved by an element."""
-    there = transform_weights(b.symmetry, g, b.weights)
-    return max((_difference(a.symmetry, name, a.weights[name], there[name]) for name in a.weights), default=0.0)
-
-
-def _room(x: Tensor) -> float:
-    """Independent noise averages out over many entries; over few it may be several times its usual size."""
-    return 1 + 3 / sqrt(max(x.numel(), 1))
+    """The largest relative difference between a tensor of a and that of b moved by an element."""
+    moved = transform_weights(b.symmetry, g, b.weights)
+    return max((_difference(a.symmetry, name, a.weights[name], moved[name]) for name in a.weights), default=0.0)
 
 
 def _difference(symmetry: Symmetry, name: str, x: Tensor, y: Tensor) -> float:
     if not x.is_floating_point():
         return 0.0 if torch.equal(x, y) else float("inf")
-    layout = symmetry.layouts.get(name)
-    shift = layout.shift if layout is not None else 0.0  # running variances are judged as the (v + eps) that acts
-    finite = x.isfinite()
+    layout, finite = symmetry.layouts.get(name), x.isfinite()
     if not torch.equal(finite, y.isfinite()):
         return float("inf")
+    shift = layout.shift if layout is not None else 0.0  # running variances are compared as the (v + eps) that scales
     x, y = (t.double()[finite] + shift for t in (x, y))
     size = float(x.norm() + y.norm())
     return float((x - y).norm()) / size if size else 0.0
 
 
-def check_same_architecture(found: Symmetry, a: nn.Module, b: nn.Module, other: Symmetry) -> None:
-    """Refuse two networks whose weights cannot be compared, and say where they part."""
+def common_symmetry(
+    models: Sequence[nn.Module], symmetry: Symmetry | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Symmetry:
+    """The symmetry of all models, which must be of one architecture; a symmetry that is given is not checked."""
+    if symmetry is not None:
+        return symmetry
+    found = find_symmetry(models[0], *args, **kwargs)
+    for other in models[1:]:
+        check_same_symmetry(found, models[0], other, find_symmetry(other, *args, **kwargs))
+    return found
+
+
+def check_same_symmetry(found: Symmetry, a: nn.Module, b: nn.Module, other: Symmetry) -> None:
+    """Raise an error for two networks whose weights cannot be compared, and say where they differ."""
     shapes_a, shapes_b = ({n: tuple(t.shape) for n, t in m.state_dict().items()} for m in (a, b))
     for name in [*shapes_a, *shapes_b]:
         if shapes_a.get(name) != shapes_b.get(name):
@@ -124,41 +123,32 @@ def check_same_architecture(found: Symmetry, a: nn.Module, b: nn.Module, other: 
                 "the second. Only networks with the same layers can be equivalent by a symmetry."
             )
     left, right = (s.geometry.graph.program.calls for s in (found, other))
-    for x, y in zip(left, right, strict=False):
-        if x.op != y.op:
-            check_same_mode(a, b)
-            raise MismatchError(
-                f"The two networks hold the same weights but compute different things: at {x.place} the first calls "
-                f"{x.op}, the second {y.op}. Compare two networks of one architecture."
-            )
-    if found.signature != other.signature or len(left) != len(right):
-        check_same_mode(a, b)
-        raise MismatchError(
-            "The two networks hold the same weights but have different symmetries, so they are of different "
-            "architectures. Compare intertwine.symmetry(a, …) with intertwine.symmetry(b, …)."
-        )
-
-
-def check_same_mode(a: nn.Module, b: nn.Module) -> None:
-    """Refuse two networks one of which is in training mode where the other is in evaluation mode."""
+    differ = next(((x, y) for x, y in zip(left, right, strict=False) if x.op != y.op), None)
+    if differ is None and found.signature == other.signature and len(left) == len(right):
+        return
     modes = dict(b.named_modules())
     for name, module in a.named_modules():
         if name in modes and module.training != modes[name].training:
             which = "first" if module.training else "second"
             what = f"{name!r} of the {which} network" if name else f"The {which} network"
             raise MismatchError(
-                f"{what} is in training mode and the other is not, so they compute different things. Call "
-                "eval() on both first."
+                f"{what} is in training mode and the other is not, so they compute different functions. Call eval() on "
+                "both first."
             )
-
-
-# ----------------------------------------------------------------------------------------------------
-# Families: which of many networks of one architecture are the same up to a symmetry.
+    if differ is not None:
+        raise MismatchError(
+            f"The two networks hold the same weights but compute different functions: at {differ[0].place} the first "
+            f"calls {differ[0].op}, the second {differ[1].op}. Compare two networks of one architecture."
+        )
+    raise MismatchError(
+        "The two networks hold the same weights but have different symmetries, so they are of different architectures. "
+        "Compare intertwine.symmetry(a, …) with intertwine.symmetry(b, …)."
+    )
 
 
 @dataclass(frozen=True)
 class EquivalentCopy:
-    """One network of a family. `element` takes it to the first of the family, up to `difference`."""
+    """One network of an equivalence class. `element` takes it to the first of the class, up to `difference`."""
 
     name: str
     element: Element = field(repr=False)
@@ -171,7 +161,7 @@ class EquivalentCopy:
 
 @dataclass(frozen=True)
 class EquivalenceClass:
-    """Networks that are one up to a symmetry; the first that was met stands for all."""
+    """Networks that are equal up to a symmetry, represented by the first one."""
 
     first: str
     fingerprint: str
@@ -182,10 +172,10 @@ class EquivalenceClass:
 
 
 def equivalence_classes(forms: Iterable[tuple[str, CanonicalForm]], tol: float = 1e-6) -> tuple[EquivalenceClass, ...]:
-    """Group networks by equivalence. Every copy was checked against the first of its family, weight by weight.
+    """Group networks by equivalence. Every copy is compared with the first of its class, weight by weight.
 
     Args:
-        forms: (name, form) of networks of one architecture; read one by one, the first of each family is kept.
+        forms: (name, form) of networks of one architecture; read one by one, the first of each class is kept.
         tol: as for `intertwine.equivalent`.
     """
     firsts: list[tuple[str, CanonicalForm, str]] = []
@@ -195,17 +185,12 @@ def equivalence_classes(forms: Iterable[tuple[str, CanonicalForm]], tol: float =
         for i, (_, first, first_mark) in enumerate(firsts):
             element = equivalent_forms(first, form, tol)
             if element is not None:
-                copies[i].append(_member(name, first, form, element, mark == first_mark))
+                identical = all(bool((first.weights[n] == form.weights[n]).all()) for n in first.weights)
+                how = "identical" if identical else "moved" if mark == first_mark else "moved, with noise"
+                distance = 0.0 if identical else difference(first, form, element)
+                copies[i].append(EquivalentCopy(name, element, distance, how))
                 break
         else:
             firsts.append((name, form, mark))
             copies.append([])
     return tuple(EquivalenceClass(n, mark, tuple(c)) for (n, _, mark), c in zip(firsts, copies, strict=True))
-
-
-def _member(name: str, first: CanonicalForm, form: CanonicalForm, element: Element, same_mark: bool) -> EquivalentCopy:
-    if all(bool((first.weights[n] == form.weights[n]).all()) for n in first.weights):
-        return EquivalentCopy(name, element, 0.0, "identical")
-    return EquivalentCopy(
-        name, element, difference(first, form, element), "moved" if same_mark else "moved, with noise"
-    )

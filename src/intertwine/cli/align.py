@@ -129,11 +129,11 @@ def run(options: Namespace) -> int:
 
 
 def _common_symmetry(a: Loaded, b: Loaded, continuous: bool) -> Symmetry:
-    from intertwine.canonical.equivalence import check_same_architecture
+    from intertwine.canonical.equivalence import check_same_symmetry
     from intertwine.symmetry.symmetry import symmetry
 
     found, other = (symmetry(x.model, *x.args, continuous=continuous, **x.kwargs) for x in (a, b))
-    check_same_architecture(found, a.model, b.model, other)
+    check_same_symmetry(found, a.model, b.model, other)
     return found
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from intertwine.align.align import SOLVERS
-from intertwine.align.many import CommonFrame, align_many, check_list, common_symmetry
+from intertwine.align.many import CommonFrame, align_many, check_list
+from intertwine.canonical.equivalence import common_symmetry
 from intertwine.canonical.form import canonical_element
 from intertwine.connect.repair import correct_scales
 from intertwine.connect.repair import repair as repair_two

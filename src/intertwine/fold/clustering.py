@@ -16,7 +16,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from intertwine.align.activation_sites import run_side_by_side
-from intertwine.align.similarity import MovableStrands, PairedActivations
+from intertwine.align.similarity import PairedActivations
+from intertwine.align.state import MovableWires
 from intertwine.data.batches import calls, check_batches, check_readable_again, on_device_of
 from intertwine.data.batchnorm import batch_norms, reset_statistics
 from intertwine.errors import InputError
@@ -245,7 +246,7 @@ def inner_products(prepared: PreparedModel, data: Any, at: str = "post") -> dict
     """Wire → Σ a aᵀ of its features over all data, for the wires that can be folded."""
     symmetry = prepared.symmetry
     names = {wire.index: wire.name for wire in prepared.wires}
-    paired = PairedActivations(MovableStrands(symmetry.wire_specs, frozenset()), frozenset(names), at)
+    paired = PairedActivations(MovableWires(symmetry.wire_specs, frozenset()), frozenset(names), at)
     run_side_by_side(symmetry, prepared.model, prepared.model, data, [paired])
     # signs and scales are not distinguished: the products of a wire are one matrix
     return {names[s]: products.inner().numpy() for s, kinds in paired.products.items() for products in kinds.values()}
