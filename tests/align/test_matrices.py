@@ -199,7 +199,7 @@ def test_only_some_wires_move() -> None:
 
 def test_other_methods_refuse_matrices_in_words() -> None:
     model, sym = network("gpt")
-    words = r"whole matrices act on .*'activations' does not move matrices. Choose one of 'weights', 'scale-aware', or"
+    words = r"contains matrices .*which 'activations' does not move. Choose one of 'weights', 'scale-aware', or"
     with pytest.raises(it.InputError, match=words):
         align(model, model, method="activations", symmetry=sym, data=[(IDS, IDS)])
 

@@ -355,7 +355,7 @@ def test_weights_that_are_no_numbers(value: float, what: str) -> None:
 
 def test_an_unknown_order() -> None:
     net, x = small()
-    with pytest.raises(it.InputError, match=r"no order 'sorted'. Choose one of 'lexicographic', 'nodesort'"):
+    with pytest.raises(it.InputError, match=r"Unknown order 'sorted'\..*Choose one of: lexicographic, nodesort"):
         it.canonicalize(net, x, order="sorted")
 
 
@@ -377,7 +377,7 @@ def test_powers_that_overflow() -> None:
 def test_a_symmetry_with_matrices() -> None:
     net = attention().double()
     sym = it.symmetry(net, *tokens(), continuous=True)
-    with pytest.raises(it.InputError, match=r"whole matrices act on .* Pass the symmetry without continuous=True"):
+    with pytest.raises(it.InputError, match=r"contains matrices .* Pass the symmetry without continuous=True"):
         it.canonicalize(net, symmetry=sym)
 
 

@@ -139,7 +139,7 @@ def test_dense_matrices_are_a_representation(name: str) -> None:
 def test_a_dense_matrix_has_a_largest_size() -> None:
     net = Net(lambda m, x: m.b(F.relu(m.a(x))), a=nn.Linear(80, 80), b=nn.Linear(80, 2))
     sym = it.symmetry(net, torch.zeros(1, 80))
-    with pytest.raises(it.InputError, match=r"6400 entries was asked for; the largest is 4096. Take single rows"):
+    with pytest.raises(it.InputError, match=r"6400 entries, but a dense matrix is limited to 4096. Take single rows"):
         DenseAction(sym.layouts["a.weight"], sym.identity()).matrix()
     assert check_group(sym, net, torch.randn(2, 80), seeds=[0]).max < 1e-11
 

@@ -17,27 +17,26 @@ from torch import Tensor, nn
 from intertwine.argument_types import Float, finite_float
 from intertwine.canonical.order import NodeSort, Ordering, printed_permutations, sign_bytes
 from intertwine.canonical.scales import ScaleNormaliser
-from intertwine.errors import InputError
+from intertwine.errors import InputError, unknown_name
 from intertwine.symmetry.blocks import ROUNDING, BlockedWeights, block_weights, transform_weights, weights_of
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 from intertwine.symmetry.symmetry import symmetry as find_symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# `canonicalize`: one representative of all networks that differ only by a symmetry.
-
-
 #: p of the NodeSort orders, where none is given.
 BASE = 1.1
 ORDERS = ("lexicographic", "nodesort", "nodesort-printed")
+#: Steps of a fingerprint are at least this many units of the precision.
+COARSEST = 64.0
+KEPT = 65536  # entries of the fixed vector that are cached
 
 
 @dataclass(frozen=True)
 class Canonical:
     """A network in canonical form: `model`, and the `element` that takes the given model to it.
 
-    `doubts` names what keeps the form from being the only one of its orbit; empty for every network but contrived ones
-    (and always filled for NodeSort as printed).
+    `doubts`: reasons why another network of the orbit may have another form; empty for all but contrived networks (and
+    never empty for NodeSort as printed).
     """
 
     model: nn.Module = field(repr=False)
@@ -63,7 +62,7 @@ def canonicalize(
     symmetry: Symmetry | None = None,
     **example_kwargs: Any,
 ) -> Canonical:
-    """The canonical form of a network: the same for all networks that its symmetry takes into one another.
+    """The canonical form of a network: the same for all networks that differ by a symmetry only.
 
     Scales are normalised first (every unit's weights get length one), then signs (the first weight is positive), and
     units are sorted. With permutations and signs alone two networks of one orbit agree to the last bit, with scales up
@@ -74,8 +73,8 @@ def canonicalize(
         order: how units are sorted. "lexicographic": by their weights, entry by entry, signs before values.
             "nodesort": by the inner product of their outgoing weights with powers of `base`, sequentially from the
             output. "nodesort-printed": as in the thesis that proposed it, which is canonical for one hidden layer only.
-        base: p of the NodeSort orders, 1.1 where it is not given; the lexicographic order has none.
-        symmetry: the symmetry of the model where it is already known (it does not depend on the weights).
+        base: p of the NodeSort orders, 1.1 by default; the lexicographic order has none.
+        symmetry: the symmetry of the model if it is known (it does not depend on the weights).
 
     Returns:
         A `Canonical` with `.model`, `.element` and `.doubts`.
@@ -100,8 +99,8 @@ def canonicalize(
 def canonical_element(
     symmetry: Symmetry, weights: Mapping[str, Tensor], order: str = "lexicographic", base: float | int | None = None
 ) -> tuple[Element, tuple[str, ...]]:
-    """The element that takes weights to their canonical form, and what there is to doubt about it."""
-    base = _checked(symmetry, order, base)
+    """The element that takes weights to their canonical form, and the doubts about it."""
+    base = _checked_base(symmetry, order, base)
     if order == "nodesort-printed":
         doubt = "as printed, NodeSort depends on the order of the units it sorts wherever two hidden layers meet"
         return _element(symmetry, {}, printed_permutations(block_weights(symmetry, weights), base), {}), (doubt,)
@@ -124,7 +123,7 @@ def sort(cut: BlockedWeights, order: str, base: float) -> Ordering:
 
 
 def _ordered_element(symmetry: Symmetry, scales: Mapping[int, Tensor], ordering: Ordering) -> Element:
-    order = {s: ordering.permutation(s) for s, strand in enumerate(symmetry.wire_specs) if strand.permutes}
+    order = {w: ordering.permutation(w) for w, spec in enumerate(symmetry.wire_specs) if spec.permutes}
     return _element(symmetry, scales, order, ordering.signs)
 
 
@@ -132,22 +131,17 @@ def _element(
     symmetry: Symmetry, scales: Mapping[int, Tensor], order: Mapping[int, Tensor], signs: Mapping[int, Tensor]
 ) -> Element:
     identity = symmetry.identity()
-    moves = {
-        i: replace(
-            move,
-            permutation=order.get(i, move.permutation),
-            scale=scales.get(i, move.scale),
-            sign=signs.get(i, move.sign),
-        )
-        for i, move in identity.moves.items()
-    }
+    moves = {}
+    for i, move in identity.moves.items():
+        parts = {"permutation": order, "scale": scales, "sign": signs}
+        moves[i] = replace(move, **{name: part[i] for name, part in parts.items() if i in part})
     return replace(identity, moves=moves)
 
 
 def _same_from_elsewhere(
     symmetry: Symmetry, weights: Mapping[str, Tensor], element: Element, order: str, base: float
 ) -> bool:
-    """Whether the form is also reached from the form itself with all units shuffled: a choice made no difference."""
+    """Whether the form with all units shuffled has the same form, so that arbitrary choices made no difference."""
     form = transform_weights(symmetry, element, weights)
     scaled = any(s.scales for s in symmetry.wire_specs)
     for seed in range(2):
@@ -157,43 +151,32 @@ def _same_from_elsewhere(
         start = transform_weights(symmetry, shuffle, form)
         cut = block_weights(symmetry, start, copy=True)
         again = transform_weights(symmetry, _ordered_element(symmetry, {}, sort(cut, order, base)), start)
-        if not all(_same(form[name], again[name], scaled) for name in symmetry.layouts if name in form):
-            return False
+        for name in symmetry.layouts:
+            if name in form:  # equal up to rounding where there are scales
+                x = form[name]
+                noise = ROUNDING * torch.finfo(x.dtype).eps if scaled and x.is_floating_point() else 0.0
+                if not torch.allclose(x, again[name], rtol=noise, atol=0.0):
+                    return False
     return True
 
 
-def _same(x: Tensor, y: Tensor, scaled: bool) -> bool:
-    """Whether two tensors agree, up to rounding where there are scales."""
-    noise = ROUNDING * torch.finfo(x.dtype).eps if scaled and x.is_floating_point() else 0.0
-    return torch.allclose(x, y, rtol=noise, atol=0.0)
-
-
-def _checked(symmetry: Symmetry, order: str, base: float | int | None) -> float:
-    """The base, where all that was asked for can be had."""
+def _checked_base(symmetry: Symmetry, order: str, base: float | int | None) -> float:
+    """The base of the order; invalid arguments raise an error."""
     if order not in ORDERS:
-        raise InputError(f"There is no order {order!r}. Choose one of {', '.join(map(repr, ORDERS))}.")
+        raise InputError(unknown_name("order", order, ORDERS))
     if order == "lexicographic" and base is not None:
         raise InputError(
-            f"base={base!r} was given, but the lexicographic order has none. Pass order='nodesort', or leave it out."
+            f"The lexicographic order has no base, but base is {base!r}. Pass order='nodesort', or leave the base out."
         )
     if base is not None and not (finite_float(base) or 0.0) > 1:
-        raise InputError(f"NodeSort needs a base above 1, {base!r} was given. The thesis's example uses 10; try 1.1.")
+        raise InputError(f"NodeSort needs a base above 1, but base is {base!r}. Try 1.1; the thesis's example uses 10.")
     matrices = [s.name for s in symmetry.wire_specs if s.matrix]
     if matrices:
         raise InputError(
-            f"The symmetry lets whole matrices act on {matrices[0]!r}; canonical forms know permutations, scales and "
-            "signs. Pass the symmetry without continuous=True."
+            f"The symmetry contains matrices (on {matrices[0]!r}), but canonical forms support permutations, scales "
+            "and signs only. Pass the symmetry without continuous=True."
         )
     return BASE if base is None else float(base)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Form: the canonical form of one set of weights with all that comparing it needs, made once per network.
-
-
-#: Steps of a fingerprint are at least this many units of the precision wide.
-COARSEST = 64.0
-KEPT = 65536  # entries of the fixed vector that are kept for the next fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +195,7 @@ class CanonicalForm:
 
     @cached_property
     def lengths(self) -> Tensor:
-        """The length of every tensor of the form: no order changes them, and noise hardly does."""
+        """The length of every tensor of the form, which no order changes, and noise hardly does."""
         tensors = [t for t in self.tensors.values() if t.is_floating_point()]
         return torch.tensor([_length(t) for t in tensors], dtype=torch.float64)
 
@@ -220,8 +203,8 @@ class CanonicalForm:
         """See `intertwine.fingerprint`."""
         if not finite_float(precision) or precision < 0:
             raise InputError(
-                f"A fingerprint was asked for to a precision of {precision!r}. It is a step that two sums are rounded "
-                "to: a finite number above 0, such as 3e-3, the default."
+                f"precision must be a finite number above 0, such as 3e-3, the default, but is {precision!r}. Two sums "
+                "are rounded to it."
             )
         digest = hashlib.sha256(f"{self.symmetry.signature} {precision}".encode())
         total = torch.zeros(2, dtype=torch.float64)
@@ -232,9 +215,9 @@ class CanonicalForm:
                 precision = max(precision, COARSEST * torch.finfo(x.dtype).eps)
                 digest.update(sign_bytes(x + layout.shift).cpu().numpy().tobytes())
                 total += (1 + cos(i) / 2) * _summary(x.double() + layout.shift)
-            else:  # adding zero makes the two zeros one
+            else:  # adding zero makes both zeros equal
                 digest.update((x + 0).contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
-        # rounded once: every number that is rounded by itself is one more that may lie at an edge
+        # only the totals are rounded: every rounded number may lie at the edge of a step
         digest.update(str((total / precision + 0.5).floor().to(torch.int64).tolist()).encode())
         return digest.hexdigest()[:32]
 
@@ -248,23 +231,24 @@ def canonical_form(symmetry: Symmetry, weights: Mapping[str, Tensor]) -> Canonic
 def _summary(x: Tensor) -> Float[Tensor, 2]:
     """The logarithm of the length, and the cosine with a fixed vector.
 
-    A length hardly changes with one entry of many, and not at all where it was made one; a cosine does.
+    A length hardly changes with one entry of many, and not at all if it is normalised; a cosine does.
     """
     length = _length(x)
     if length == 0:
         return torch.zeros(2, dtype=torch.float64)
-    cosine = float(_wave(x.numel()) @ x.flatten().cpu()) / length
-    return torch.tensor([log(length), cosine], dtype=torch.float64)
+    n = x.numel()
+    wave = _kept_wave()[:n] if n <= KEPT else _wave(n)
+    return torch.tensor([log(length), float(wave @ x.flatten().cpu()) / length], dtype=torch.float64)
 
 
 def _wave(n: int) -> Tensor:
-    """A fixed vector with entries of size one, on average."""
-    return _longest_wave()[:n] if n <= KEPT else torch.arange(1, n + 1, dtype=torch.float64).cos() * sqrt(2)
+    """A fixed vector with entries of mean square one."""
+    return torch.arange(1, n + 1, dtype=torch.float64).cos() * sqrt(2)
 
 
 @cache
-def _longest_wave() -> Tensor:
-    return torch.arange(1, KEPT + 1, dtype=torch.float64).cos() * sqrt(2)
+def _kept_wave() -> Tensor:
+    return _wave(KEPT)
 
 
 def _length(x: Tensor) -> float:

@@ -1,7 +1,9 @@
 """Scale normalisation: solve for the scales (and signs) of each wire that give every unit's weights length one.
 
-Exponent directions, the partial solution of the scale equations, and the least-squares fit for scales that are only
-known through each other.
+Each index of a wire may have several scales. A *direction* is a vector of exponents with which they enter a block; the
+length of a unit's slice of a block fixes the scales along that direction. Wires are visited in turn, because a length
+can be measured only where the scales of all other wires in the block are known; a unit whose slice is zero there (a
+dead unit) waits for another block. Signs are solved in the same way, modulo 2.
 """
 
 from __future__ import annotations
@@ -20,17 +22,11 @@ from intertwine.symmetry.blocks import ROUNDING, SHORTEST, BlockedWeights, Block
 from intertwine.symmetry.element import copies
 from intertwine.symmetry.geometry import WireAxis, base_dims, spread
 
-# ----------------------------------------------------------------------------------------------------
-# Directions: the vectors of exponents with which the scales or signs of a strand enter its blocks, and their algebra.
-#
-# The same few vectors come back for every checkpoint of an architecture, so what was worked out is kept.
-
-
 Direction = tuple[float, ...]
 
 
 class Directions:
-    """The directions of one strand, over the reals for scales and modulo 2 for signs."""
+    """The directions of one wire and their linear algebra, over the reals for scales and modulo 2 for signs."""
 
     def __init__(self, vectors: tuple[Direction, ...], generators: int, modulus: int) -> None:
         self.index = {d: i for i, d in enumerate(vectors)}
@@ -67,7 +63,7 @@ class Directions:
 
 @lru_cache(maxsize=4096)
 def directions_of(vectors: tuple[Direction, ...], generators: int, modulus: int) -> Directions:
-    """The algebra of some directions, made once."""
+    """The algebra of some directions, cached: the same few vectors recur for every checkpoint of an architecture."""
     return Directions(vectors, generators, modulus)
 
 
@@ -84,28 +80,24 @@ def _reduced(rows: np.ndarray, chosen: tuple[int, ...], keep: bool = False, widt
     return basis if keep else work
 
 
-# ----------------------------------------------------------------------------------------------------
-# Fixed: the book of what is known of a strand's scales or signs, index by index.
-
-
 class PartialSolution:
-    """Which directions of a strand's scales (or, modulo 2, of its signs) are known at every index of it."""
+    """A partial solution: which directions of a wire's scales (or, modulo 2, of its signs) are known at every index."""
 
-    def __init__(self, pieces: BlockedWeights, s: int, directions: Sequence[Direction], modulus: int = 0) -> None:
+    def __init__(self, blocked: BlockedWeights, w: int, directions: Sequence[Direction], modulus: int = 0) -> None:
         found = tuple(dict.fromkeys(d for d in directions if any(d)))
-        strand = pieces.wire_specs[s]
-        self.generators = strand.signs if modulus else strand.scales
+        spec = blocked.wire_specs[w]
+        self.generators = spec.signs if modulus else spec.scales
         self.algebra = directions_of(found, self.generators, modulus)
         self.directions = self.algebra.index
         self.sets: list[tuple[int, ...]] = [()]  # the sets of independent directions met so far
         self.known = torch.zeros(1, len(found), dtype=torch.bool)  # which directions follow from each set
         self.everywhere = self.known[0]  # and which are known at every index
         self.pattern: Int[Tensor, "*copies n"] = torch.zeros(
-            *copies(pieces.wire_specs, s), strand.size, dtype=torch.int64
+            *copies(blocked.wire_specs, w), spec.size, dtype=torch.int64
         )
 
     def knows(self, direction: Direction) -> Tensor:
-        """Per index: whether a direction follows from those learnt."""
+        """Per index: whether a direction follows from the known ones."""
         if not any(direction):
             return torch.ones_like(self.pattern, dtype=torch.bool)
         return self.known[:, self.directions[direction]][self.pattern]
@@ -127,12 +119,12 @@ class PartialSolution:
         self.everywhere = self.known[pattern.unique()].all(0)
 
     def free(self, direction: Direction) -> Float[Tensor, "generators *copies n"]:
-        """Per index: the part of a direction along which scales may still change without touching what is known."""
+        """Per index: the part of a direction along which scales may still change without changing known ones."""
         parts = np.stack([self.algebra.perpendicular(np.array(direction), chosen) for chosen in self.sets])
         return torch.from_numpy(parts)[self.pattern].movedim(-1, 0)
 
     def solve(self, goals: Mapping[Direction, Tensor]) -> Float[Tensor, "generators *copies n"]:
-        """A step that reaches the new goals and keeps what was known before."""
+        """A step that reaches the new goals and keeps the known directions."""
         step = torch.zeros(self.generators, *self.pattern.shape, dtype=torch.float64)
         found = {self.directions[d]: goal for d, goal in goals.items()}
         for p in self.pattern.unique().tolist():
@@ -143,29 +135,21 @@ class PartialSolution:
         return step
 
 
-def untouched_first(pieces: BlockedWeights, fixed: Mapping[int, PartialSolution]) -> list[tuple[int, BlockSlot]]:
-    """Where signs are not known: strands first of which no unit is known, for one of each tells the others."""
-    every = [(s, site) for s in fixed for site in pieces.sites[s] if not fixed[s].complete(site.axis.flip)]
+def untouched_first(blocked: BlockedWeights, fixed: Mapping[int, PartialSolution]) -> list[tuple[int, BlockSlot]]:
+    """Sites where signs are not known; wires without any known unit come first, as one sign determines the others."""
+    every = [(w, site) for w in fixed for site in blocked.sites[w] if not fixed[w].complete(site.axis.flip)]
     return sorted(every, key=lambda x: bool(fixed[x[0]].knows(x[1].axis.flip).any()))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Scales that can be read only through each other, fixed together.
-#
-# When the entries of a block are scaled by products s_h · t_i, neither factor has a length of its own. The logarithms of
-# the lengths are then fitted by sums of logarithms, over all blocks at once; what is left has one form, whatever the
-# scales were before, because directions that the fit cannot see change no weight.
+Free = Callable[[WireAxis], Tensor]  # generators × indices of the axis's wire: exponents of scales that are not known
 
 
-Free = Callable[[WireAxis], Tensor]  # generators × indices of the leaf's strand: exponents of scales that are not known
-
-
-def coupled_strands(pieces: BlockedWeights, stuck: list[int]) -> list[int]:
-    """The strands among the stuck ones that are joined to the first of them through blocks."""
+def coupled_wires(blocked: BlockedWeights, stuck: list[int]) -> list[int]:
+    """The wires among the stuck ones that are connected to the first of them through blocks."""
     found, grown = {stuck[0]}, True
     while grown:
         grown = False
-        for block in pieces.blocks:
+        for block in blocked.blocks:
             here = {d.tree.wire for d in block.dims if isinstance(d.tree, WireAxis) and any(d.tree.powers)} & set(stuck)
             if here & found and not here <= found:
                 found |= here
@@ -174,16 +158,23 @@ def coupled_strands(pieces: BlockedWeights, stuck: list[int]) -> list[int]:
 
 
 def fit_log_scales(
-    pieces: BlockedWeights, strands: list[int], free: Free
+    blocked: BlockedWeights, wires: list[int], free: Free
 ) -> Mapping[int, Float[Tensor, "scales *copies n"]]:
-    """Strand → the log-scales that bring the lengths in all blocks as near to one as they come."""
+    """Wire → the log-scales that bring the lengths in all blocks as near to one as possible.
+
+    When the entries of a block are scaled by products s_h · t_i, neither factor has a length of its own. The logarithms
+    of the lengths are then fitted by sums of logarithms, over all blocks at once. The result does not depend on the
+    scales before, because directions that the fit cannot see change no weight.
+    """
     start, total = {}, 0
-    for s in strands:
-        start[s] = total
-        total += pieces.wire_specs[s].scales * int(np.prod([*copies(pieces.wire_specs, s), pieces.wire_specs[s].size]))
+    for w in wires:
+        start[w] = total
+        total += blocked.wire_specs[w].scales * int(
+            np.prod([*copies(blocked.wire_specs, w), blocked.wire_specs[w].size])
+        )
     rows, columns, values, goals, count = [], [], [], [], 0
-    for block in pieces.blocks:
-        terms, goal = _equations(pieces, block, start, free)
+    for block in blocked.blocks:
+        terms, goal = _equations(blocked, block, start, free)
         for column, value in terms:
             there = value != 0
             rows.append(count + np.flatnonzero(there))
@@ -194,29 +185,31 @@ def fit_log_scales(
     matrix = coo_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), (count, total))
     solution = lsqr(matrix.tocsr(), np.concatenate(goals), atol=1e-15, btol=1e-15, iter_lim=10_000)[0]
     shapes = {
-        s: (pieces.wire_specs[s].scales, *copies(pieces.wire_specs, s), pieces.wire_specs[s].size) for s in strands
+        w: (blocked.wire_specs[w].scales, *copies(blocked.wire_specs, w), blocked.wire_specs[w].size) for w in wires
     }
-    ends = {s: start[s] + int(np.prod(shape)) for s, shape in shapes.items()}
-    return {s: torch.from_numpy(solution[start[s] : ends[s]]).reshape(shapes[s]) for s in strands}
+    ends = {w: start[w] + int(np.prod(shape)) for w, shape in shapes.items()}
+    return {w: torch.from_numpy(solution[start[w] : ends[w]]).reshape(shapes[w]) for w in wires}
 
 
 def _equations(
-    pieces: BlockedWeights, block: WeightBlock, start: Mapping[int, int], free: Free
+    blocked: BlockedWeights, block: WeightBlock, start: Mapping[int, int], free: Free
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
     """One equation per cell of a block: the exponents of the unknown scales there, and minus its log-length."""
-    leaves = [(i, d.tree) for i, d in enumerate(block.dims) if isinstance(d.tree, WireAxis)]
-    active = [(i, leaf) for i, leaf in leaves if leaf.wire in start and any(leaf.powers) and bool(free(leaf).any())]
+    axes = [(i, d.tree) for i, d in enumerate(block.dims) if isinstance(d.tree, WireAxis)]
+    active = [(i, axis) for i, axis in axes if axis.wire in start and any(axis.powers) and bool(free(axis).any())]
     if not active:
         return [], np.zeros(0)
-    kept = sorted({p for i, leaf in active for p in (*base_dims(block.dims, i, pieces.wire_specs[leaf.wire].bases), i)})
+    kept = sorted(
+        {p for i, axis in active for p in (*base_dims(block.dims, i, blocked.wire_specs[axis.wire].bases), i)}
+    )
     rest = tuple(i for i in range(len(block.dims)) if i not in kept)
     length = torch.linalg.vector_norm(block.data, dim=rest, dtype=torch.float64) if rest else block.data.abs().double()
     there = (length > SHORTEST).flatten().cpu().numpy()
     terms = []
-    for i, leaf in active:
-        places = [kept.index(p) for p in (*base_dims(block.dims, i, pieces.wire_specs[leaf.wire].bases), i)]
-        powers = free(leaf)
-        first = start[leaf.wire]
+    for i, axis in active:
+        places = [kept.index(p) for p in (*base_dims(block.dims, i, blocked.wire_specs[axis.wire].bases), i)]
+        powers = free(axis)
+        first = start[axis.wire]
         numbers: Int[Tensor, "scales *copies n"] = torch.arange(first, first + powers.numel()).reshape(powers.shape)
         for number, power in zip(numbers, powers, strict=True):
             column = spread(number, places, len(kept)).expand(length.shape)
@@ -226,66 +219,59 @@ def _equations(
     return terms, goal
 
 
-# ----------------------------------------------------------------------------------------------------
-# Scales brought to a normal form: the weights of every unit get length one.
-#
-# Each index of a wire may carry several scales. A *direction* is a vector of exponents with which they enter a block;
-# the length of a unit's slice of a block fixes the scales along that direction. Wires are visited in turn, because a
-# length can be measured only where the scales of all other wires in the block are known; a unit whose slice is zero
-# there (a dead unit) waits for another block. `Fixed`, the book of what is known, serves signs too, modulo 2.
-
-
 class ScaleNormaliser:
-    """Normalises the scales of all strands of some weights, writing into their blocks."""
+    """Normalises the scales of all wires of some weights, writing into their blocks."""
 
-    def __init__(self, pieces: BlockedWeights) -> None:
-        self.pieces = pieces
+    def __init__(self, blocked: BlockedWeights) -> None:
+        self.blocked = blocked
         self.fixed = [
-            PartialSolution(pieces, s, [x.axis.power for x in pieces.sites[s]]) for s in range(len(pieces.wire_specs))
+            PartialSolution(blocked, w, [x.axis.power for x in blocked.sites[w]])
+            for w in range(len(blocked.wire_specs))
         ]
         self.logs = {
-            s: torch.zeros(strand.scales, *copies(pieces.wire_specs, s), strand.size, dtype=torch.float64)
-            for s, strand in enumerate(pieces.wire_specs)
-            if strand.scales
+            w: torch.zeros(spec.scales, *copies(blocked.wire_specs, w), spec.size, dtype=torch.float64)
+            for w, spec in enumerate(blocked.wire_specs)
+            if spec.scales
         }
 
     def run(self) -> dict[int, Float[Tensor, "scales *copies n"]]:
-        """Strand → the scales that take the weights to their normal form."""
-        while sum(self._visit(s) for s in self.logs) or self._untangle():
+        """Wire → the scales that take the weights to their normal form."""
+        while sum(self._solve(w) for w in self.logs) or self._solve_coupled():
             pass
-        return {s: log.exp() for s, log in self.logs.items()}
+        return {w: log.exp() for w, log in self.logs.items()}
 
-    def _untangle(self) -> bool:
-        """Fix scales that can be read only through each other, all at once; whether there were any."""
-        stuck = [s for s in self.logs if any(self._unread(s, site) for site in self._scaled(s))]
+    def _solve_coupled(self) -> bool:
+        """Fix scales that are known only relative to each other, all at once; whether there were any."""
+        stuck = [w for w in self.logs if any(self._undetermined(w, site) for site in self._scaled(w))]
         if not stuck:
             return False
-        together = coupled_strands(self.pieces, stuck)
-        found = fit_log_scales(self.pieces, together, lambda leaf: self.fixed[leaf.wire].free(leaf.power))
-        for s, step in found.items():
-            for direction in self.fixed[s].directions:
-                self.fixed[s].learn(direction, ~self.fixed[s].knows(direction))
-            self._apply(s, torch.where(step.abs() > ROUNDING * _precision(self.pieces), step, 0.0))
+        together = coupled_wires(self.blocked, stuck)
+        found = fit_log_scales(self.blocked, together, lambda axis: self.fixed[axis.wire].free(axis.power))
+        for w, step in found.items():
+            for direction in self.fixed[w].directions:
+                self.fixed[w].learn(direction, ~self.fixed[w].knows(direction))
+            rounding = ROUNDING * max(block.precision for block in self.blocked.blocks)
+            self._apply(w, torch.where(step.abs() > rounding, step, 0.0))
         return True
 
-    def _scaled(self, s: int) -> list[BlockSlot]:
-        return [site for site in self.pieces.sites[s] if any(site.axis.powers)]
+    def _scaled(self, w: int) -> list[BlockSlot]:
+        return [site for site in self.blocked.sites[w] if any(site.axis.powers)]
 
-    def _visit(self, s: int) -> bool:
-        """Fix what can be fixed of one strand; whether anything was."""
-        fixed = self.fixed[s]
+    def _solve(self, w: int) -> bool:
+        """Fix the scales of one wire as far as they are determined; whether any was."""
+        fixed = self.fixed[w]
         if bool(fixed.everywhere.all()):
             return False
         found: dict[Direction, Tensor] = {}
         before = fixed.pattern.clone()
-        for site in self._scaled(s):
+        for site in self._scaled(w):
             direction = site.axis.power
-            # what was just learnt is not applied yet, so a block that the strand enters twice has to wait
-            twice = any(leaf.wire == s for _, leaf in site.company())
+            # new scales are not applied yet, so a block that the wire enters twice has to wait
+            twice = any(axis.wire == w for _, axis in site.company())
             if fixed.complete(direction) or (found and twice):
                 continue
             wanted = ~fixed.knows(direction)
-            length = self._length(s, site)
+            length = self._length(w, site)
             accepted = wanted & (length > SHORTEST)
             if bool(accepted.any()):
                 fixed.learn(direction, accepted)
@@ -293,36 +279,32 @@ class ScaleNormaliser:
                 goal = -torch.where(accepted, length, 1.0).log()
                 found[direction] = found.get(direction, torch.zeros(())) + torch.where(goal.abs() > snap, goal, 0.0)
         if found:
-            self._apply(s, fixed.solve(found))
+            self._apply(w, fixed.solve(found))
         return not torch.equal(before, fixed.pattern)
 
-    def _length(self, s: int, site: BlockSlot) -> Float[Tensor, "*copies n"]:
+    def _length(self, w: int, site: BlockSlot) -> Float[Tensor, "*copies n"]:
         """The length of every unit's slice, over those entries on which every other scale is known."""
         x = site.rows
-        for d, leaf in site.company():
-            if any(leaf.powers):
-                fixed = self.fixed[leaf.wire]
-                if not fixed.complete(leaf.power):
-                    x = x * along(fixed.knows(leaf.power).to(x.dtype), self.pieces, site, d)
+        for d, axis in site.company():
+            if any(axis.powers):
+                fixed = self.fixed[axis.wire]
+                if not fixed.complete(axis.power):
+                    x = x * along(fixed.knows(axis.power).to(x.dtype), self.blocked, site, d)
         return site.lengths(x)
 
-    def _unread(self, s: int, site: BlockSlot) -> bool:
+    def _undetermined(self, w: int, site: BlockSlot) -> bool:
         """Whether some unit's slice is not zero, and yet its scale is not known."""
-        fixed = self.fixed[s]
+        fixed = self.fixed[w]
         if fixed.complete(site.axis.power):
             return False
         return bool((~fixed.knows(site.axis.power) & (site.lengths() > SHORTEST)).any())
 
-    def _apply(self, s: int, step: Float[Tensor, "scales *copies n"]) -> None:
-        self.logs[s] += step.cpu()
-        for site in self._scaled(s):
+    def _apply(self, w: int, step: Float[Tensor, "scales *copies n"]) -> None:
+        self.logs[w] += step.cpu()
+        for site in self._scaled(w):
             exponent = sum(float(p) * step[k] for k, p in enumerate(site.axis.powers) if p)
             if isinstance(exponent, Tensor) and bool(exponent.any()):
                 multiply(site, exponent.exp())
-
-
-def _precision(pieces: BlockedWeights) -> float:
-    return max(block.precision for block in pieces.blocks)
 
 
 def multiply(site: BlockSlot, factor: Float[Tensor, "*copies n"]) -> None:
@@ -331,13 +313,36 @@ def multiply(site: BlockSlot, factor: Float[Tensor, "*copies n"]) -> None:
     site.rows.mul_(factor.reshape(*factor.shape, *[1] * len(site.rest)))
 
 
+def flip(sites: Sequence[BlockSlot], signs: Float[Tensor, "signs *copies n"]) -> None:
+    """Multiply all slices of a wire by signs, in place."""
+    for site in sites:
+        if any(site.axis.flips):
+            multiply(site, torch.stack([signs[k] for k, f in enumerate(site.axis.flips) if f]).prod(0))
+
+
+def signs_known(fixed: Mapping[int, PartialSolution], axis: WireAxis) -> bool:
+    """Whether the signs with which a wire enters a block are known at every index."""
+    return not any(axis.flips) or fixed[axis.wire].complete(axis.flip)
+
+
+def known_rows(
+    blocked: BlockedWeights, fixed: Mapping[int, PartialSolution], site: BlockSlot, own: bool = False
+) -> Tensor:
+    """The rows of a site, with zeros at units of unknown sign (also of the wire itself with `own`)."""
+    x = site.rows
+    for d, axis in [*site.company(), *([(site.front[-1], site.axis)] if own else [])]:
+        if not signs_known(fixed, axis):
+            x = x * along(fixed[axis.wire].knows(axis.flip).to(x.dtype), blocked, site, d)
+    return x
+
+
 def hidden(site: BlockSlot, alive: Tensor) -> Tensor:
-    """Per index: whether the rows of a site hold anything else than those in which unknown units are zero."""
+    """Per index: whether the rows of a site differ from those in which unknown units are zero."""
     return (site.rows != alive).reshape(*alive.shape[: len(site.front)], -1).any(-1).cpu()
 
 
-def along(values: Tensor, pieces: BlockedWeights, site: BlockSlot, d: int) -> Tensor:
-    """Values of another strand (one axis per base, then its own) laid along their dimensions of a site's rows."""
+def along(values: Tensor, blocked: BlockedWeights, site: BlockSlot, d: int) -> Tensor:
+    """Values of another wire (one axis per base, then its own), broadcast along their dimensions of a site's rows."""
     block, order = site.block, (*site.front, *site.rest)
-    places = [*base_dims(block.dims, d, pieces.wire_specs[block.wire_axis(d).wire].bases), d]
+    places = [*base_dims(block.dims, d, blocked.wire_specs[block.wire_axis(d).wire].bases), d]
     return spread(values, [order.index(p) for p in places], len(order)).to(block.data.device)

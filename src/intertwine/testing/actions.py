@@ -20,11 +20,8 @@ from intertwine.symmetry.geometry import Layout, act
 from intertwine.testing.dense import LARGEST_MATRIX, DenseAction
 from intertwine.testing.laws import Ledger, Subject, same_bits, strands_of
 
-# ----------------------------------------------------------------------------------------------------
-# The laws of an action, on the tensors of a model, and the comparison with dense matrices.
-
-
-MOST_TERMS = 100_000  # numbers the slow path adds up per tensor before it takes samples
+MOST_TERMS = 100_000  # the most products per tensor; above that only sampled entries are compared
+CANCELLED = 1e-4  # smaller tensors, relative to the largest, are rounding noise and compared at its size
 
 
 def check_action(subject: Subject, g: Element, h: Element, ledger: Ledger) -> None:
@@ -50,7 +47,7 @@ def _check_state(subject: Subject, h: Element, by_h: nn.Module, ledger: Ledger) 
     """A state dict moves as the model does, under every name of a tied tensor."""
     moved = by_h.state_dict()
     for name, tensor in subject.symmetry.act_on_state(h, subject.model.state_dict()).items():
-        ledger.note("action: state", _bits(tensor, moved[name]), name, (), 0.0)
+        ledger.record("action: state", _bits(tensor, moved[name]), name, (), 0.0)
 
 
 def check_agreement(
@@ -63,17 +60,17 @@ def check_agreement(
 ) -> None:
     """Tensors by name must agree."""
     for name, tensor in expected.items():
-        ledger.note(law, relative_error(tensor, found[name]), name, subject.wires(name), tolerance)
+        ledger.record(law, relative_error(tensor, found[name]), name, subject.wires(name), tolerance)
 
 
 def _check_identity(subject: Subject, start: Mapping[str, Tensor], ledger: Ledger) -> None:
-    still = subject.tensors(subject.symmetry.act(subject.symmetry.identity(), subject.model))
+    same = subject.tensors(subject.symmetry.act(subject.symmetry.identity(), subject.model))
     for name, tensor in start.items():
-        ledger.note("action: identity", _bits(tensor, still[name]), name, subject.wires(name), 0.0)
+        ledger.record("action: identity", _bits(tensor, same[name]), name, subject.wires(name), 0.0)
 
 
 def _bits(a: Tensor, b: Tensor) -> float:
-    """0 for the same bits, however small the difference otherwise."""
+    """The relative error; 0 only for the same bits."""
     return 0.0 if same_bits(a, b) else max(relative_error(a, b), 5e-324)
 
 
@@ -84,24 +81,20 @@ def _check_slots(subject: Subject, g: Element, start: Mapping[str, Tensor], ledg
         own = {slot.parameter for slot in wire.slots}
         for name in moved.keys() - own:
             error = relative_error(start[name], moved[name])
-            ledger.note("action: slots", error, f"{name}, where it has no slot,", (wire.name,), 0.0)
-        # an element that is not the identity must do something, or the group found is larger than what acts
-        moving = part.distance(subject.symmetry.identity()) > 0 and any(not _constant(start[n]) for n in own)
+            ledger.record("action: slots", error, f"{name}, where it has no slot,", (wire.name,), 0.0)
+        # an element that is not the identity must change something, or the group found is larger than what acts
+        varying = any(not bool((start[n] == start[n].flatten()[0]).all()) for n in own)  # a permutation shows there
+        moving = part.distance(subject.symmetry.identity()) > 0 and varying
         idle = moving and all(torch.equal(start[n], moved[n]) for n in own)
-        ledger.note("action: slots", float(idle), "every one of its slots, which stays,", (wire.name,))
-
-
-def _constant(x: Tensor) -> bool:
-    """Whether all entries are the same, so that no permutation shows."""
-    return bool((x == x.flatten()[0]).all())
+        ledger.record("action: slots", float(idle), "the tensors of its slots, which do not change,", (wire.name,))
 
 
 def _check_function(subject: Subject, g: Element, ledger: Ledger) -> None:
     error = subject.change(g)
     if not error <= ledger.tolerance:  # one wire at a time, to name those that fail alone
-        guilty = [w for w in g.wires if not subject.change(g.only(w)) <= ledger.tolerance]
-        ledger.note("function", error, "the model's output", tuple(guilty))
-    ledger.note("function", error, "the model's output")
+        failing = [w for w in g.wires if not subject.change(g.only(w)) <= ledger.tolerance]
+        ledger.record("function", error, "the model's output", tuple(failing))
+    ledger.record("function", error, "the model's output")
 
 
 def _check_dense(
@@ -118,7 +111,7 @@ def _check_dense(
         entries = _entries(x.numel(), len(action.row(0)))
         slow = torch.tensor([action.value(i, numbers) for i in entries], dtype=torch.float64)
         error = relative_error(slow, fast.flatten()[torch.tensor(entries)].to("cpu", torch.float64))
-        ledger.note("dense", error, f"{name} at degree {degree}", subject.wires(name))
+        ledger.record("dense", error, f"{name} at degree {degree}", subject.wires(name))
 
 
 def _entries(size: int, terms: int) -> list[int]:
@@ -127,11 +120,7 @@ def _entries(size: int, terms: int) -> list[int]:
     return list(range(size)) if size <= most else random.Random(size).sample(range(size), most)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The laws of features: at every module the moved model computes the moved features.
-
-
-CANCELLED_FEATURE = 1e-4  # features this much smaller than the largest are rounding noise, and are judged by its size
+# -- Features --
 
 
 def check_features(subject: Subject, g: Element, h: Element, ledger: Ledger) -> None:
@@ -141,7 +130,7 @@ def check_features(subject: Subject, g: Element, h: Element, ledger: Ledger) -> 
     sites = [name for name in sym.geometry.graph.sites if name in modules]
     own = outputs_of_modules(subject, subject.model, sites)
     moved = outputs_of_modules(subject, sym.act(g, subject.model), sites)
-    noise = CANCELLED_FEATURE * max(map(max_abs, own.values()), default=0.0)
+    noise = CANCELLED * max(map(max_abs, own.values()), default=0.0)
     for name, x in own.items():
         wires = _wires(subject, name)
         try:
@@ -149,10 +138,10 @@ def check_features(subject: Subject, g: Element, h: Element, ledger: Ledger) -> 
         except InputError as error:
             ledger.skip(f"features of {name}", str(error))
             continue
-        ledger.note("features", relative_error(moved[name], predicted, noise), name, wires)
+        ledger.record("features", relative_error(moved[name], predicted, noise), name, wires)
         twice = sym.act_on_features(g, name, sym.act_on_features(h, name, x))
         once = sym.act_on_features(g @ h, name, x)
-        ledger.note("features: composition", relative_error(twice, once, noise), name, wires)
+        ledger.record("features: composition", relative_error(twice, once, noise), name, wires)
 
 
 def outputs_of_modules(subject: Subject, model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
@@ -175,26 +164,22 @@ def outputs_of_modules(subject: Subject, model: nn.Module, names: Iterable[str])
 
 
 def _wires(subject: Subject, site: str) -> tuple[str, ...]:
-    """The wires that move the features of a module; those of a view are not worked out, which would change it."""
+    """The wires that move the features of a module; none for a view, whose layout is not computed yet."""
     geometry = subject.symmetry.geometry
     value = geometry.graph.values[geometry.graph.sites[site]]
     found = strands_of(geometry.layout(value)) if not value.lazy else set()
     return tuple(geometry.wire_specs[i].name for i in sorted(found))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The laws of gradients: they move contragrediently, and so do the moments that optimizers keep of them.
-
-
-CANCELLED_GRADIENT = 1e-4  # a gradient this much smaller than the largest is rounding noise, and is judged by its size
+# -- Gradients and optimizer state --
 
 
 def check_gradients(subject: Subject, g: Element, ledger: Ledger) -> None:
     """Check pairing, gradients and the moments of an optimizer."""
     _check_pairing(subject, g, ledger)
     for name in subject.symmetry.geometry.diagonals:
-        ledger.skip(f"gradient of {name}", "it is kept at ones, so that its gradient means nothing after a rotation")
-    here, there = (_trainable(m) for m in (subject.model, subject.symmetry.act(g, subject.model)))
+        ledger.skip(f"gradient of {name}", "it is fixed at ones, so its gradient is meaningless after a rotation")
+    here, there = (copy_module(m).requires_grad_(True) for m in (subject.model, subject.symmetry.act(g, subject.model)))
     reason = _differentiate(subject, here) or _differentiate(subject, there)
     if reason:
         ledger.skip("gradient", reason)
@@ -205,7 +190,7 @@ def check_gradients(subject: Subject, g: Element, ledger: Ledger) -> None:
 
 
 def _check_pairing(subject: Subject, g: Element, ledger: Ledger) -> None:
-    """A gradient is read off a step; moving both must not change the reading."""
+    """The pairing of a gradient and a step must not change if both are moved."""
     generator = torch.Generator().manual_seed(0)
     for name, x in subject.tensors(subject.model).items():
         layout = subject.layout(name)
@@ -216,39 +201,33 @@ def _check_pairing(subject: Subject, g: Element, ledger: Ledger) -> None:
         before = (covector * step).sum()
         after = (act(linear, covector, g, -1) * act(linear, step, g)).sum()
         error = float((before - after).abs() / (covector.norm() * step.norm()).clamp(min=1.0))
-        ledger.note("pairing", error, name, subject.wires(name))
+        ledger.record("pairing", error, name, subject.wires(name))
 
 
 def _check_gradient(subject: Subject, g: Element, here: nn.Module, there: nn.Module, ledger: Ledger) -> None:
     own, moved = _gradients(here), _gradients(there)
-    noise = CANCELLED_GRADIENT * max(map(max_abs, own.values()), default=0.0)
+    noise = CANCELLED * max(map(max_abs, own.values()), default=0.0)
     for name, gradient in own.items():
         if name in subject.symmetry.geometry.diagonals:
             continue
         layout = subject.symmetry.layout_of(name)
         expected = gradient if layout is None else act(layout, gradient, g, -1)
-        ledger.note("gradient", relative_error(expected, moved[name], noise), name, subject.wires(name))
+        ledger.record("gradient", relative_error(expected, moved[name], noise), name, subject.wires(name))
 
 
 def _check_optimizer(subject: Subject, g: Element, here: nn.Module, there: nn.Module, ledger: Ledger) -> None:
     """After one step the moments are powers of the gradients, with scales too; matrices move no second moments."""
     matrices = any(s.matrix for s in subject.symmetry.wire_specs)
-    # norm weights that were folded stay ones: no optimizer's state can be folded with them
+    # folded norm weights stay ones: no optimizer state can be folded with them
     names = [name for name, _ in here.named_parameters() if name not in subject.symmetry.geometry.diagonals]
     own, moved = _stepped(here, names, matrices), _stepped(there, names, matrices)
     carried = subject.symmetry.act_on_optimizer(g, own, here)["state"]
-    noise = {
-        key: CANCELLED_GRADIENT * max(max_abs(s[key]) for s in carried.values()) for s in carried.values() for key in s
-    }
+    noise = {key: CANCELLED * max(max_abs(s[key]) for s in carried.values()) for s in carried.values() for key in s}
     for index, state in moved.state_dict()["state"].items():
         for key, value in state.items():
             if isinstance(value, Tensor):
                 error = relative_error(value, carried[index][key], noise[key])
-                ledger.note("optimizer", error, f"{key} of {names[index]}", subject.wires(names[index]))
-
-
-def _trainable(model: nn.Module) -> nn.Module:
-    return copy_module(model).requires_grad_(True)
+                ledger.record("optimizer", error, f"{key} of {names[index]}", subject.wires(names[index]))
 
 
 def _differentiate(subject: Subject, model: nn.Module) -> str | None:

@@ -1,7 +1,7 @@
-"""check_aligner: does a method of `align` keep its promises?
+"""`check_aligner`: a conformance test for methods of `align`.
 
-A method may lower whatever it likes. It must keep the function, tell the truth about the distance, find networks of one
-orbit, repeat itself, leave its inputs and the user's random numbers alone, and survive dead and equal units.
+A method may minimise any quantity. It must keep the function, report the correct distance, align networks of one orbit,
+be deterministic, leave its inputs and the global random state unchanged, and handle dead and equal units.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Data = list[tuple[Tensor, Tensor]]
 
 
 class AlignerError(IntertwineError, AssertionError):
-    """A method breaks a promise; `law` names which."""
+    """A method breaks a law; `law` is its name."""
 
     def __init__(self, method: str, law: str, network: str, found: str) -> None:
         self.method, self.law = method, law
         super().__init__(
-            f"The method {method!r} was checked for {law!r} on {network} and fails: {found}. Look at how the solver "
-            "makes its element; `Pair` keeps element, weights and objective together."
+            f"The method {method!r} fails the law {law!r} on {network}: {found}. Look at how the solver makes its "
+            "element; `MatchingState` keeps element, weights and objective together."
         )
 
 
 @dataclass(frozen=True)
 class AlignerReport:
-    """What `check_aligner` found: per law the largest deviation on any network."""
+    """The result of `check_aligner`: per law the largest deviation on any network."""
 
     method: str
     laws: dict[str, float]
@@ -69,7 +69,7 @@ class AlignerCase:
 def check_aligner(
     method: str, options: Mapping[str, Any] | None = None, seeds: tuple[int, ...] = (0,)
 ) -> AlignerReport:
-    """Check everything that a method of `align` promises, on small networks in double precision.
+    """Check all laws of a method of `align`, on small networks in double precision.
 
     Laws: "function" (b moved computes what b computes), "element" (and is b moved by the element that is returned),
     "objective" (before and after are the squared distances, computed here from the weights alone), "history" (finite,
@@ -90,14 +90,14 @@ def check_aligner(
         AlignerReport(weights: 9 laws hold)
     """
     if method not in SOLVERS:
-        raise InputError(f"There is no method {method!r} to check. Put the solver into intertwine.align.align.SOLVERS.")
+        raise InputError(f"Unknown method {method!r}. Put the solver into intertwine.align.align.SOLVERS.")
     laws: dict[str, float] = {}
     for seed in seeds:
         for case in _cases(seed):
             for law, size in _laws(case, method, options):
                 laws[law] = max(laws.get(law, 0.0), size)
                 if not size <= ROUNDING:
-                    raise AlignerError(method, law, case.name, f"it is off by {size:.1e}, allowed is {ROUNDING:.0e}")
+                    raise AlignerError(method, law, case.name, f"the error is {size:.1e}, allowed is {ROUNDING:.0e}")
     return AlignerReport(method, laws)
 
 
@@ -153,11 +153,11 @@ def _degenerate(case: AlignerCase, run: Callable[..., Alignment]) -> float:
 
 
 def _history(found: Alignment) -> float:
-    """0 where every step tells a finite objective, and one of them the objective at the end."""
-    told = torch.tensor([step.objective for step in found.history], dtype=torch.float64)
-    if not len(told) or not bool(told.isfinite().all()):
+    """0 if every step reports a finite objective, and one of them the final objective."""
+    objectives = torch.tensor([step.objective for step in found.history], dtype=torch.float64)
+    if not len(objectives) or not bool(objectives.isfinite().all()):
         return float("inf")
-    return min(_off(found.after, float(x)) for x in told)
+    return min(_off(found.after, float(x)) for x in objectives)
 
 
 def _distance(case: AlignerCase, a: nn.Module, b: nn.Module) -> float:

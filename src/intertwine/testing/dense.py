@@ -1,8 +1,8 @@
-"""The slow way to act: the matrix of an element on a whole tensor, found entry by entry by walking indices.
+"""An independent reference for the action: the dense matrix of an element on a whole tensor, entry by entry.
 
-It shares no code with the gathers of `symmetry.layout`; it reads the same layouts and says what they mean. For an entry
-of the moved tensor every leaf above it is found, bases first: where the base's index came from decides which copy of a
-fibre acts. What comes out is a row of numbers, so that the fast path can be compared with plain linear algebra.
+It shares no code with the gathers of `symmetry.geometry`; it interprets the same layouts. For an entry of the moved
+tensor every wire axis above it is found, bases first: the source index of the base determines which copy of a dependent
+axis acts. The result is a row of the matrix, so that the fast path can be compared with plain linear algebra.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Terms = list[tuple[int, float]]  # (index the number comes from, what it is mult
 
 
 @dataclass(frozen=True)
-class LeafEntry:
-    """A leaf that lies over one entry of a tensor: in which axis, at which of its indices, and how far its indices lie
-    apart among the tensor's entries."""
+class AxisEntry:
+    """A wire axis over one entry of a tensor: in which axis of the tensor, at which index, and the stride of its
+    indices."""
 
     axis: int
     wire_axis: WireAxis
@@ -79,7 +79,7 @@ class DenseAction:
         return found
 
     def offset(self, row: dict[int, float]) -> float:
-        """What is added besides: a running variance moves as (v + eps), so it is an affine map of v."""
+        """The constant term: a running variance moves as (v + eps), an affine map of v."""
         return self.layout.shift * (sum(row.values()) - 1)
 
     def value(self, entry: int, numbers: Sequence[float]) -> float:
@@ -92,7 +92,7 @@ class DenseAction:
         size = prod(self.layout.shape)
         if size > LARGEST_MATRIX:
             raise InputError(
-                f"The matrix of an action on {size} entries was asked for; the largest is {LARGEST_MATRIX}. "
+                f"The tensor has {size} entries, but a dense matrix is limited to {LARGEST_MATRIX}. "
                 "Take single rows with DenseAction.row."
             )
         matrix, offset = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
@@ -103,8 +103,8 @@ class DenseAction:
             offset[entry] = self.offset(row)
         return matrix, offset
 
-    def _terms(self, hit: LeafEntry, hits: list[LeafEntry]) -> Terms:
-        """Where the number at a hit comes from, and its factor; a matrix has one term for each of its columns."""
+    def _terms(self, hit: AxisEntry, hits: list[AxisEntry]) -> Terms:
+        """The sources of the entry at a hit, with their factors; a matrix has one term for each of its columns."""
         parts = self._parts.get(hit.wire_axis.wire, {})
         copy = self._copy(hit, hits)
         if "matrix" in parts:
@@ -121,15 +121,15 @@ class DenseAction:
                 factor *= float(parts["sign"][(k, *copy, source)])
         return [(source, factor)]
 
-    def _copy(self, hit: LeafEntry, hits: list[LeafEntry]) -> tuple[int, ...]:
-        """Which copy of a fibre acts: the indices its bases had before the move."""
+    def _copy(self, hit: AxisEntry, hits: list[AxisEntry]) -> tuple[int, ...]:
+        """Which copy of a dependent axis acts: the indices of its bases before the move."""
         bases = self.element.wire_specs[hit.wire_axis.wire].bases
         return tuple(self._terms(_nearest(hit, base, hits), hits)[0][0] for base in bases)
 
 
-def _walk(tree: LayoutAxis, axis: int, position: int, step: int) -> Iterator[LeafEntry]:
+def _walk(tree: LayoutAxis, axis: int, position: int, step: int) -> Iterator[AxisEntry]:
     if isinstance(tree, WireAxis):
-        yield LeafEntry(axis, tree, position, step)
+        yield AxisEntry(axis, tree, position, step)
     elif isinstance(tree, ProductAxis):
         for part in reversed(tree.parts):  # the last factor runs fastest
             position, digit = divmod(position, part.size)
@@ -143,7 +143,7 @@ def _walk(tree: LayoutAxis, axis: int, position: int, step: int) -> Iterator[Lea
             position -= part.size
 
 
-def _nearest(hit: LeafEntry, base: int, hits: list[LeafEntry]) -> LeafEntry:
-    """The occurrence of a base that a leaf is paired with: the one in its own axis, else the only other."""
+def _nearest(hit: AxisEntry, base: int, hits: list[AxisEntry]) -> AxisEntry:
+    """The occurrence of a base that belongs to a wire axis: the one in the same tensor axis, else the only other."""
     places = [h for h in hits if h.wire_axis.wire == base]
     return next((h for h in places if h.axis == hit.axis), places[0])

@@ -18,9 +18,6 @@ from intertwine.symmetry.symmetry import TOLERANCE, Symmetry
 from intertwine.testing.actions import check_action, check_features, check_gradients
 from intertwine.testing.laws import GroupReport, Ledger, Subject, same_bits
 
-# ----------------------------------------------------------------------------------------------------
-# The laws of a group, on elements alone: identity, inverses, associativity, single wires, files.
-
 
 def check_elements(symmetry: Symmetry, f: Element, g: Element, h: Element, ledger: Ledger) -> None:
     """Check the laws that elements obey among themselves."""
@@ -39,7 +36,7 @@ def check_elements(symmetry: Symmetry, f: Element, g: Element, h: Element, ledge
 def _check_only(symmetry: Symmetry, g: Element, ledger: Ledger) -> None:
     check_same_element(ledger, "only", "g on all wires", g.only(*g.wires), g)
     check_same_element(ledger, "only", "g on no wire", g.only(), symmetry.identity())
-    # a fibre is read in the coordinates its base still has, so the parts of fibres act before those of their bases
+    # dependent wires are read in the old coordinates of their bases, so their parts act first
     order = sorted(g.moves, key=g.depth)
     parts = [g.only(g.wire_specs[i].name) for i in order]
     check_same_element(ledger, "only", "the product of the wires", reduce(matmul, parts, symmetry.identity()), g)
@@ -51,15 +48,15 @@ def _check_storage(g: Element, ledger: Ledger) -> None:
         g.save(file)
         loaded = Element.load(file)
     alike = loaded.wire_specs == g.wire_specs and loaded.signature == g.signature
-    ledger.note("storage", 0.0 if alike else 1.0, "the description of the group", tolerance=0.0)
+    ledger.record("storage", 0.0 if alike else 1.0, "the description of the group", tolerance=0.0)
     error, wire = largest_difference(loaded, g)
-    ledger.note("storage", error, "the element", wire, tolerance=0.0)
+    ledger.record("storage", error, "the element", wire, tolerance=0.0)
 
 
 def check_same_element(ledger: Ledger, law: str, what: str, a: Element, b: Element) -> None:
     """Two elements must agree; if they do not, the wire on which they differ most is named."""
     error, wire = largest_difference(a, b)
-    ledger.note(law, error, what, wire)
+    ledger.record(law, error, what, wire)
 
 
 def largest_difference(a: Element, b: Element) -> tuple[float, tuple[str, ...]]:
@@ -83,10 +80,6 @@ def _gap(a: Tensor | None, b: Tensor | None) -> float:
     return float((a - b).abs().max() / a.abs().max().clamp(min=1.0))
 
 
-# ----------------------------------------------------------------------------------------------------
-# check_group: does a symmetry obey the laws of a group that acts on a model?
-
-
 def check_group(
     symmetry: Symmetry,
     model: nn.Module,
@@ -97,10 +90,9 @@ def check_group(
 ) -> GroupReport:
     """Check every law of a group and of its actions, on a symmetry and a model it belongs to.
 
-    `Symmetry.certify` asks whether the symmetry of a network is true. This asks besides whether everything built on it
-    hangs together: elements compose and invert, act on tensors, features, gradients and optimizers, and agree with
-    dense matrices that are found without any of the code they are compared with. It is meant for the tests of those who
-    write rules of their own (`intertwine.rule`) or change the engine.
+    `Symmetry.certify` checks the symmetry of a network. This also checks everything built on it: elements compose and
+    invert, act on tensors, features, gradients and optimizers, and agree with dense matrices computed by independent
+    code. It is meant for tests of custom rules (`intertwine.rule`) and of changes to the engine.
 
     Args:
         symmetry: what to check. model: a model of its architecture; it is copied to float64 and not changed.
@@ -108,7 +100,7 @@ def check_group(
         seeds: each gives three random elements. tolerance: largest relative error that passes.
 
     Returns:
-        A `GroupReport`: the laws checked, the largest error of each, and what could not be checked and why.
+        A `GroupReport`: the laws checked, the largest error of each, and the checks that were skipped and why.
 
     Raises:
         ConformanceError: a law fails; `.law`, `.wires` and `.error` say which one, where and by how much.
@@ -122,7 +114,12 @@ def check_group(
         >>> report.max < 1e-9
         True
     """
-    _check_arguments(symmetry, model)
+    if not isinstance(symmetry, Symmetry):
+        raise InputError(
+            f"check_group needs a Symmetry, but got a {type(symmetry).__name__}. Make one with "
+            "intertwine.symmetry(model, *example_args)."
+        )
+    symmetry.coverage(model)  # raises an error for a model of another architecture
     before = _snapshot(model)
     subject = Subject.of(symmetry, model, example_args, example_kwargs)
     ledger = Ledger(tolerance)
@@ -133,27 +130,14 @@ def check_group(
         check_action(subject, g, h, ledger)
         check_features(subject, g, h, ledger)
         check_gradients(subject, g, ledger)
-    _check_untouched(model, before, ledger)
+    after = _snapshot(model)
+    for name, old in before.items():
+        same = name in after and same_bits(old, after[name])
+        ledger.record("untouched", float(not same), name, tolerance=0.0)
     return GroupReport(ledger.laws, ledger.skipped, len(symmetry.wires), 3 * len(seeds), tolerance)
-
-
-def _check_arguments(symmetry: Symmetry, model: nn.Module) -> None:
-    if not isinstance(symmetry, Symmetry):
-        raise InputError(
-            f"A Symmetry was expected, a {type(symmetry).__name__} was given. Make one with "
-            "intertwine.symmetry(model, *example_args)."
-        )
-    symmetry.coverage(model)  # refuses what is no model of this architecture
 
 
 def _snapshot(model: nn.Module) -> dict[str, Tensor]:
     """The values of every tensor of a model, and the mode of every module."""
     modes = {f"the mode of {name or 'the model'}": torch.tensor(m.training) for name, m in model.named_modules()}
     return modes | {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
-
-
-def _check_untouched(model: nn.Module, before: dict[str, Tensor], ledger: Ledger) -> None:
-    after = _snapshot(model)
-    for name, old in before.items():
-        same = name in after and same_bits(old, after[name])
-        ledger.note("untouched", float(not same), name, tolerance=0.0)

@@ -18,10 +18,6 @@ from intertwine.symmetry.element import Element
 from intertwine.symmetry.geometry import Layout
 from intertwine.symmetry.symmetry import Symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# The laws a symmetry must obey, the ledger in which they are ticked off, and the error that names a broken one.
-
-
 #: Every law of `check_group`: its name, what it says, and where to look when it fails.
 LAWS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -42,7 +38,7 @@ LAWS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "pairing": ("⟨gradient, step⟩ is the same before and after", "the action at degree −1"),
         "gradient": ("gradients of the moved model are the moved gradients", "the action at degree −1"),
         "optimizer": ("moments of the moved model are the moved moments", "Symmetry.act_on_optimizer"),
-        "untouched": ("the model given is as it was", "what writes to the model instead of a copy"),
+        "untouched": ("the given model is unchanged", "code that writes to the model instead of a copy"),
     }
 )
 
@@ -62,7 +58,7 @@ class ConformanceError(IntertwineError, AssertionError):
 
 @dataclass(frozen=True)
 class GroupReport:
-    """What `check_group` found: every law it checked with the largest error, and what it could not check and why."""
+    """The result of `check_group`: every law with the largest error, and the checks that were skipped and why."""
 
     laws: Mapping[str, float]
     skipped: Mapping[str, str]
@@ -89,16 +85,16 @@ class GroupReport:
 
 @dataclass
 class Ledger:
-    """Keeps the largest error of every law and stops at the first that is too large."""
+    """Records the largest error of every law and stops at the first that is too large."""
 
     tolerance: float
     laws: dict[str, float] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
-    def note(
+    def record(
         self, law: str, error: float, what: str, wires: tuple[str, ...] = (), tolerance: float | None = None
     ) -> None:
-        """Write down an error; `tolerance` 0 asks for the same bits."""
+        """Record an error; `tolerance` 0 requires the same bits."""
         allowed = self.tolerance if tolerance is None else tolerance
         if not error <= allowed:  # a NaN fails too
             raise ConformanceError(law, what, wires, error, allowed)
@@ -108,16 +104,12 @@ class Ledger:
         self.skipped[law] = why
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is put to the test: a symmetry, a float64 copy of a model, and inputs to run it on.
-
-
 @dataclass(frozen=True)
 class Subject:
     """A symmetry and a model of its architecture, ready for float64.
 
-    The model is a copy whose constant tensors are drawn at random, so that nothing hides behind zeros and ones; norm
-    weights that a matrix must be folded through are folded already.
+    The model is a copy whose constant tensors are randomised, so that zeros and ones cannot hide errors; norm weights
+    that a matrix must be folded through are folded already.
     """
 
     symmetry: Symmetry

@@ -1,7 +1,6 @@
-"""check_measure: is a similarity measure what it declares to be?
+"""`check_measure`: a conformance test for similarity measures.
 
-The declared invariances are a row of a matrix: each change that is named must leave the value as it is, and each that
-is not named must move it. Nothing else in the field tests the second half.
+Each change in the declared invariances must leave the value unchanged, and every other change must move it.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ SAME, MOVED = 1e-8, 1e-4
 
 
 class MeasureError(IntertwineError, AssertionError):
-    """A measure is not what it declares; `law` names what failed."""
+    """A measure breaks a law; `law` is its name."""
 
     def __init__(self, measure: str, law: str, found: str, next_step: str) -> None:
         self.measure, self.law = measure, law
-        super().__init__(f"The measure {measure} was checked for {law!r} and fails: {found}. {next_step}")
+        super().__init__(f"The measure {measure} fails the law {law!r}: {found}. {next_step}")
 
 
 @dataclass(frozen=True)
 class MeasureReport:
-    """What `check_measure` found: per law the largest deviation, per change how far it moved the value."""
+    """The result of `check_measure`: per law the largest deviation, per change how far it moved the value."""
 
     measure: str
     laws: dict[str, float]
@@ -47,7 +46,7 @@ class MeasureReport:
 
 
 def check_measure(measure: str | Measure, seeds: tuple[int, ...] = (0, 1), **options: Any) -> MeasureReport:
-    """Check everything a measure declares, on random representations in double precision.
+    """Check all declared properties of a measure, on random representations in double precision.
 
     Laws: the value at identity; the range; the invariances, and that every other change moves the value; samples in
     another order; `prepare` and `compare` agree with the call; inputs are not changed; single precision.
@@ -70,7 +69,7 @@ def check_measure(measure: str | Measure, seeds: tuple[int, ...] = (0, 1), **opt
         for law, size, allowed, look in _laws(own, x, y):
             laws[law] = max(laws.get(law, 0.0), size)
             if not size <= allowed:
-                raise MeasureError(own.name, law, f"it is off by {size:.1e}, allowed is {allowed:.0e}", look)
+                raise MeasureError(own.name, law, f"the error is {size:.1e}, allowed is {allowed:.0e}", look)
         for change in CHANGES:
             moves[change] = max(moves[change], _moved(own, x, y, change, seed))
     for change, size in moves.items():
@@ -79,7 +78,7 @@ def check_measure(measure: str | Measure, seeds: tuple[int, ...] = (0, 1), **opt
 
 
 def random_representations(seed: int) -> tuple[Tensor, Tensor]:
-    """Two representations that have something in common: widths differ, means are not zero, scales differ."""
+    """Two related representations with different widths, non-zero means and different scales."""
     g = Generator().manual_seed(seed)
     x = torch.randn(SAMPLES, FEATURES, generator=g, dtype=torch.float64)
     mixing = torch.randn(FEATURES, OTHERS, generator=g, dtype=torch.float64)
@@ -143,7 +142,7 @@ def _check_change(measure: Measure, change: str, size: float) -> None:
     if declared and size > SAME:
         raise MeasureError(
             measure.name, change, f"it is declared invariant, and the value moves by {size:.1e}",
-            f"Mend the measure, or take {change!r} out of its invariances.",
+            f"Fix the measure, or remove {change!r} from its invariances.",
         )  # fmt: skip
     if not declared and size < MOVED:
         raise MeasureError(
