@@ -47,9 +47,9 @@ NAN = float("nan")
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "rotation of integers": (lambda: it.rotation(3, 0.5, 0, dtype=torch.int64), "must be a floating-point dtype, but is torch.int64"),
     "rotation by a text": (lambda: it.rotation(3, "a", 0), "alpha must be a finite number, but is 'a'"),
-    "fingerprint to 0": (lambda: it.fingerprint(net(), X, precision=0), "to a precision of 0"),
-    "fingerprint to -1": (lambda: it.fingerprint(net(), X, precision=-1), "to a precision of -1"),
-    "fingerprint to nan": (lambda: it.fingerprint(net(), X, precision=NAN), "to a precision of nan"),
+    "fingerprint to 0": (lambda: it.fingerprint(net(), X, precision=0), "precision must be a finite number above 0"),
+    "fingerprint to -1": (lambda: it.fingerprint(net(), X, precision=-1), "precision must be a finite number above 0"),
+    "fingerprint to nan": (lambda: it.fingerprint(net(), X, precision=NAN), "precision must be a finite number above 0"),
     "tolerance nan": (lambda: it.equivalent(net(), net(), X, tol=NAN), "tol must be a relative difference, 0 or more, such as 1e-6, but is nan"),
     "tolerance -1": (lambda: it.equivalent(net(), net(), X, tol=-1), "tol must be a relative difference, 0 or more, such as 1e-6, but is -1"),
     "guided batch": (lambda: it.guided_backprop(net(), "1", 0, X, batch=-1), "batch must be at least 1, but is -1"),
@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "max_ratio": (lambda: it.fold(net(), X, max_ratio="a"), "max_ratio='a' was asked for"),
     "base": (lambda: it.canonicalize(net(), X, base=-2), "The lexicographic order has no base, but base is -2"),
     "nodesort base": (lambda: it.canonicalize(net(), X, order="nodesort", base=NAN), "a base above 1, but base is nan"),
-    "one network": (lambda: it.merge(net()), "A list of networks was expected"),
+    "one network": (lambda: it.merge(net()), "needs a list of networks, but got one Sequential"),
 }  # fmt: skip
 
 
