@@ -217,7 +217,9 @@ def test_a_network_of_the_users_own_loads_no_zoo() -> None:
 
 
 def test_the_verbs_load_no_kernels() -> None:
-    done = run("-c", "import intertwine.symmetry.certify, intertwine.checkpoints.load, intertwine.lab.report.wire_graph")
+    done = run(
+        "-c", "import intertwine.symmetry.certify, intertwine.checkpoints.load, intertwine.lab.report.wire_graph"
+    )
     assert {"intertwine", "torch"} <= packages(done)
     assert "triton" not in packages(done)
 

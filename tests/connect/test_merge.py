@@ -322,7 +322,10 @@ def test_a_repair_is_scored_beside_both_plain_means() -> None:
 def test_one_network_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
     a, b = perceptrons(64, 16, 10)[:2]
-    with pytest.raises(it.InputError, match=r"merge needs a list of networks, but got one Sequential. Put them into a list: merge\(\[a, b\], x\)"):
+    with pytest.raises(
+        it.InputError,
+        match=r"merge needs a list of networks, but got one Sequential. Put them into a list: merge\(\[a, b\], x\)",
+    ):
         merge(a, b, IMAGE)  # pyrefly: ignore
 
 

@@ -227,9 +227,7 @@ def test_targets_that_the_back_network_does_not_know(wrong: int, word: str) -> N
 
 
 def test_refused_outputs_and_targets() -> None:
-    with pytest.raises(
-        it.InputError, match=r"outputs with one axis more.*found outputs float32 \(3, 2\).*Pass loss="
-    ):
+    with pytest.raises(it.InputError, match=r"outputs with one axis more.*found outputs float32 \(3, 2\).*Pass loss="):
         Scorer().add(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, 2))
     with pytest.raises(it.InputError, match=r"outputs of 2 stitched networks.*\(3, 2\).*but are \(3, 2\)"):
         Scorer(copies=2).add(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3).long())
