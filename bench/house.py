@@ -407,7 +407,9 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--tree", type=Path, default=ROOT, help="the checkout (default: this one)")
     asked.add_argument("--trace", action="store_true", help="also trace the calls of each verb (a minute or two)")
-    asked.add_argument("--cuts", default="pieces", metavar="NAME,…", help="functions that cut weights into blocks")
+    asked.add_argument(
+        "--cuts", default="pieces,block_weights", metavar="NAME,…", help="functions that cut weights into blocks"
+    )
     asked.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     asked.add_argument("--against", type=Path, metavar="FILE", help="stored numbers to compare with")
     chosen = asked.parse_args()

@@ -25,7 +25,7 @@ from intertwine.lab.measure_benchmark.benchmark import (
 from intertwine.lab.measure_benchmark.networks import (
     SHARES,
     BenchmarkNetworks,
-    LayerFeatures,
+    BenchmarkFeatures,
     benchmark_networks,
     digits_with_random_labels,
 )
@@ -167,8 +167,8 @@ def test_deleting_components_keeps_the_largest(on: BenchmarkNetworks) -> None:
 
 def test_probes_read_off_what_is_there(on: BenchmarkNetworks) -> None:
     sure = [torch.nn.functional.one_hot(labels, 10).double() for labels in (on.labels, on.test_labels)]
-    assert on.few_shot(LayerFeatures(*sure)) == on.many_shot(LayerFeatures(*sure)) == 1.0
-    blank = LayerFeatures(torch.ones(1000, 3, dtype=torch.float64), torch.ones(797, 3, dtype=torch.float64))
+    assert on.few_shot(BenchmarkFeatures(*sure)) == on.many_shot(BenchmarkFeatures(*sure)) == 1.0
+    blank = BenchmarkFeatures(torch.ones(1000, 3, dtype=torch.float64), torch.ones(797, 3, dtype=torch.float64))
     assert on.many_shot(blank) < 0.15
 
 

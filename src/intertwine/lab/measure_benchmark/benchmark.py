@@ -20,7 +20,7 @@ import numpy as np
 from scipy import stats
 
 from intertwine.errors import InputError, unknown_name
-from intertwine.lab.measure_benchmark.networks import DEPTH, BenchmarkNetworks, LayerFeatures, benchmark_networks
+from intertwine.lab.measure_benchmark.networks import DEPTH, BenchmarkNetworks, BenchmarkFeatures, benchmark_networks
 from intertwine.measure.measure import Measure, PreparedRepresentation, find
 
 
@@ -298,7 +298,7 @@ class CountedMeasure:
         self.comparisons = 0
         self.degenerate: Counter[str] = Counter()
 
-    def prepare(self, layers: Sequence[LayerFeatures]) -> list[PreparedRepresentation]:
+    def prepare(self, layers: Sequence[BenchmarkFeatures]) -> list[PreparedRepresentation]:
         return [self.measure.prepare(layer.samples) for layer in layers]
 
     def distance(self, a: PreparedRepresentation, b: PreparedRepresentation) -> float:

@@ -34,7 +34,7 @@ RECIPE = Recipe("benchmark", "adam", 1e-3, epochs=60, batch=50, schedule="one-cy
 
 
 @dataclass(frozen=True, eq=False)
-class LayerFeatures:
+class BenchmarkFeatures:
     """Features of one layer of one network on training and test images, in double precision."""
 
     train: Float[Tensor, "seen features"]
@@ -45,12 +45,12 @@ class LayerFeatures:
         """The input of a measure."""
         return self.test[:SAMPLES]
 
-    def leading(self, rank: int) -> LayerFeatures:
+    def leading(self, rank: int) -> BenchmarkFeatures:
         """Without its principal components of least variance, those of the training images."""
         mean = self.train.mean(0)
         directions = torch.linalg.svd(self.train - mean, full_matrices=False)[2][:rank]
         onto = directions.T @ directions
-        return LayerFeatures((self.train - mean) @ onto + mean, (self.test - mean) @ onto + mean)
+        return BenchmarkFeatures((self.train - mean) @ onto + mean, (self.test - mean) @ onto + mean)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +73,8 @@ class BenchmarkNetworks:
     """
 
     folder: Path
-    trained: tuple[tuple[LayerFeatures, ...], ...]
-    randomised: dict[float, tuple[LayerFeatures, ...]]
+    trained: tuple[tuple[BenchmarkFeatures, ...], ...]
+    randomised: dict[float, tuple[BenchmarkFeatures, ...]]
     labels: Int[Tensor, " seen"]
     test_labels: Int[Tensor, " unseen"]
 
@@ -94,16 +94,16 @@ class BenchmarkNetworks:
         rows = [[self.few_shot(layer) for layer in layers] for layers in self.trained]
         return torch.tensor(rows, dtype=torch.float64)
 
-    def few_shot(self, layer: LayerFeatures) -> float:
+    def few_shot(self, layer: BenchmarkFeatures) -> float:
         """The accuracy of a linear probe on five images of each class."""
         rows = [torch.nonzero(self.labels == c)[:5, 0] for c in range(10)]
         return self._probe(layer, torch.cat(rows), 1e-3)
 
-    def many_shot(self, layer: LayerFeatures) -> float:
+    def many_shot(self, layer: BenchmarkFeatures) -> float:
         """The accuracy of a linear probe on all training images."""
         return self._probe(layer, torch.arange(len(self.labels)), 1e-1)
 
-    def _probe(self, layer: LayerFeatures, rows: Tensor, ridge: float) -> float:
+    def _probe(self, layer: BenchmarkFeatures, rows: Tensor, ridge: float) -> float:
         """The accuracy of ridge regression on some rows; the penalty is a share of the features' mean square."""
         x, mean = layer.train[rows], layer.train[rows].mean(0)
         targets = one_hot(self.labels[rows], 10).double()
@@ -158,7 +158,7 @@ def _zoo(place: Path, share: float, networks: int, recipe: Recipe) -> Zoo:
     )  # fmt: skip
 
 
-def _layers(zoo: Zoo, seed: int, data: Dataset) -> tuple[LayerFeatures, ...]:
+def _layers(zoo: Zoo, seed: int, data: Dataset) -> tuple[BenchmarkFeatures, ...]:
     model = zoo.seed(seed)
     parts = [features(model, data.batches(split, TRAINING), LAYERS).collect() for split in ("train", "test")]
-    return tuple(LayerFeatures(parts[0][name].double(), parts[1][name].double()) for name in LAYERS)
+    return tuple(BenchmarkFeatures(parts[0][name].double(), parts[1][name].double()) for name in LAYERS)

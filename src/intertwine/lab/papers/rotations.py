@@ -103,7 +103,7 @@ DISSECTION_FORMS = ("fractions", "categories")
 
 
 @dataclass(frozen=True)
-class DissectionSettings:
+class DissectionPlan:
     """The table [dissection]. The networks vary in `residual_relu`; pairs are chosen as "self".
 
     Attributes:
@@ -204,13 +204,13 @@ class DrawnWork(Work):
     @cached_property
     def data(self) -> Dataset:
         """The pictures of training and test."""
-        settings: DissectionSettings = self.plan.settings
+        settings: DissectionPlan = self.plan.settings
         return concept_images(settings.pictures, settings.seed, settings.size, settings.task).dataset(settings.test)
 
     @cached_property
     def seen(self) -> ConceptImages:
         """Other pictures with their labels, for dissection."""
-        settings: DissectionSettings = self.plan.settings
+        settings: DissectionPlan = self.plan.settings
         return concept_images(settings.seen, settings.seen_seed, settings.size, settings.task)
 
 
@@ -222,7 +222,7 @@ def run_dissection(work: Work) -> list[Row]:
 
 def _dissected(work: DrawnWork, pair: NetworkPair) -> Iterator[Row]:
     """The rows of one network (both ends of its pair are the same)."""
-    settings: DissectionSettings = work.plan.settings
+    settings: DissectionPlan = work.plan.settings
     place, seed = pair.front
     zoo = work.sources[place]
     assert isinstance(zoo, Zoo)
@@ -236,4 +236,4 @@ def _dissected(work: DrawnWork, pair: NetworkPair) -> Iterator[Row]:
         yield from (about | {"chance": scan.chance} | row for row in scan.to_rows())
 
 
-DISSECTION = ExperimentKind(DissectionSettings, run_dissection, dissection_numbers, draw_dissection)
+DISSECTION = ExperimentKind(DissectionPlan, run_dissection, dissection_numbers, draw_dissection)
