@@ -109,15 +109,15 @@ def test_curves_are_kept_and_go_on(
     assert rows["fold"]["parameters"] == folded.parameters.after
     assert rows["fold"]["flops_share"] == pytest.approx(folded.flops.share)
     assert rows["fold"]["accuracy_reset"] is None
-    assert rows["prune-gamma"]["failed"].startswith("score='gamma' was asked for, but no BatchNorm")
-    assert rows["torch-pruning"]["failed"] == "no --peers PYTHON was given"
+    assert rows["prune-gamma"]["failed"].startswith("score='gamma' needs a BatchNorm")
+    assert rows["torch-pruning"]["failed"] == "--peers PYTHON is missing"
     printed = capsys.readouterr().out
     (line,) = [line for line in printed.splitlines() if line.startswith("| prune-l1 | ")]
     share, percent = rows["prune-l1"]["parameters_share"], f"{100 * rows['prune-l1']['accuracy']:.1f}"
     cells = [cell.strip() for cell in line.split("|")[2:-1]]
     assert cells == [percent if share <= column + bench.ROUNDED else "" for column in bench.COLUMNS]
     assert {percent, ""} == set(cells)
-    assert "- torch-pruning with share 0.5 failed: no --peers" in printed
+    assert "- torch-pruning with share 0.5 failed: --peers" in printed
     assert "fewest parameters (%) at 95% of" in printed
 
     done: list[str] = []
@@ -166,7 +166,7 @@ def test_what_a_peer_pruned_is_read_back(folder: Path, tmp_path: Path) -> None:
 def test_a_share_that_cannot_be_reached_is_a_row(folder: Path) -> None:
     case = fold_curves.opened("mlp", str(folder), 0, 100, 100, "cpu", None)
     row = fold_curves.measure(case, "prune-l1-across", 0.0001)
-    assert "were to be left, but with one feature on every wire" in row["failed"]
+    assert "cannot be reached: with one feature on every wire" in row["failed"]
     assert "accuracy" not in row
 
 
@@ -186,7 +186,7 @@ def test_training_by_weight_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("curves", "vgg16_bn"), "Where are the trained vgg16_bn networks"),
+        (("curves", "vgg16_bn"), "The trained vgg16_bn networks are missing"),
         (("curves", "vgg16_bn", "--zoo", "ZOO"), "holds networks of mlp, not of vgg16_bn"),
         (("curves", "mlp", "--zoo", "ZOO", "--methods", "melt"), "There is no method 'melt'"),
     ],

@@ -141,7 +141,7 @@ def test_a_failed_certificate_or_task_exits_with_1(
     (tmp_path / "b.toml").write_text(head + parts + failing, encoding="utf-8")
     monkeypatch.setattr(demo, "PLAN", tmp_path / "b.toml")
     assert main(["demo", "--out", str(tmp_path / "b")]) == 1
-    assert "failed: intertwine.errors.InputError: Fewer than one of" in capsys.readouterr().out
+    assert "failed: intertwine.errors.InputError: Less than one of" in capsys.readouterr().out
     monkeypatch.setattr(demo, "PLAN", tmp_path / "a.toml")
     honest = Symmetry.certify
     monkeypatch.setattr(Symmetry, "certify", lambda *args, **kwargs: replace(honest(*args, **kwargs), ok=False))

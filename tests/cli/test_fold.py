@@ -127,7 +127,7 @@ def test_what_it_writes_is_the_network_again(
     for again in (load_folded(out), load_folded(out, copy.deepcopy(model), x)):
         assert again.parameters == AFTER
         torch.testing.assert_close(again.model(x), model(x), rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="The wire '3' was to have 11 features"):
+    with pytest.raises(InputError, match="A width is given for '3', which is no wire that can be folded"):
         load_folded(out, nn.Sequential(*list(model)[:3], nn.Linear(16, 10)), x)
     wider = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
     with pytest.raises(MismatchError):
@@ -135,7 +135,9 @@ def test_what_it_writes_is_the_network_again(
     with pytest.raises(InputError, match=r"has no fold.json. Give a folder that `intertwine fold --out` wrote"):
         load_folded(tmp_path)
     (out / "fold.json").write_text((out / "fold.json").read_text()[:100])
-    with pytest.raises(InputError, match=r"fold\.json is damaged or no account of a folding .* fold the network once"):
+    with pytest.raises(
+        InputError, match=r"fold\.json is damaged or does not describe a folding .* fold the network once"
+    ):
         load_folded(out)
 
 

@@ -200,14 +200,14 @@ def test_copies_merge_into_themselves(run: Run, zoo: str, tmp_path: Path) -> Non
     [
         (["{zoo}:0"], "Two networks or more are needed to merge them; found 1."),
         (["{zoo}:0", "zoo:mlp"], "The two networks differ: '1.weight' is float32 of shape (24, 64) in the first"),
-        (["{zoo}:0", "{zoo}:1", "--method", "sort"], "There is no method 'sort'. Did you mean 'sorted"),
+        (["{zoo}:0", "{zoo}:1", "--method", "sort"], "Unknown method 'sort'. Did you mean 'sorted"),
         (["{zoo}:0", "{zoo}:1", "--method", "none", "--option", "a=1"], "does not search and has no options."),
         (["{zoo}:0", "{zoo}:1", "--method", "activations"], "on data, and no data is given. Add --data NAME"),
         (["{zoo}:0", "{zoo}:1", "--repair", "reset"], "--repair reset measures on data, and no data is given."),
         (["{zoo}:0", "{zoo}:1", "--repair", "reset", "--data", "digits"], "repair='reset' needs BatchNorm"),
         (["{zoo}:0", "{zoo}:1", "--weights-of", "a,b"], "--weights-of 'a,b' is not a list of numbers. Write them"),
         (["{zoo}:0", "{zoo}:1", "--weights-of", "0.5,0.6"], "and add up to 1; found (0.5, 0.6) for 2 networks."),
-        (["{zoo}:0", "{zoo}:1", "--option", "relative=no"], "it must be True or False"),
+        (["{zoo}:0", "{zoo}:1", "--option", "relative=no"], "must be True or False, but is 'no'"),
     ],
 )  # fmt: skip
 def test_refusals(run: Run, zoo: str, words: list[str], text: str) -> None:

@@ -61,7 +61,7 @@ def test_a_method_that_looks_at_data() -> None:
     models, (train, test) = perceptrons(64, 32, 10), digits()
     found = merge(models, data=train, method="activations", check=False)
     assert accuracy(found.model) > accuracy(merge(models, method="none").model) + 0.1
-    with pytest.raises(it.InputError, match="'activations' looks at what the networks do on data, and none was given"):
+    with pytest.raises(it.InputError, match="The method 'activations' needs data"):
         merge(models, IMAGE, method="activations")
     assert found.scores == ()
     assert len(merge(models[:2], data=test, method="activations").scores) == 4

@@ -67,7 +67,7 @@ def test_every_command_has_a_page_that_asks_for_its_options() -> None:
 @pytest.mark.parametrize("name", VERBS)
 def test_every_verb_has_its_python_and_its_meaning(name: str) -> None:
     page = (DOCS / "verbs" / f"{name}.md").read_text(encoding="utf-8")
-    for word in ("```python\n", "## What it says", "## Options that matter"):
+    for word in ("```python\n", "## Output", "## Main options"):
         assert word in page, word
 
 
@@ -135,7 +135,7 @@ def test_a_script_becomes_text_and_code() -> None:
     made = part("percent_script").as_markdown("merge_models")
     text = re.sub(r"```python\n.*?```", "", made, flags=re.S)
     code = "\n".join(re.findall(r"```python\n(.*?)```", made, re.S))
-    assert "## The plain mean fails" in text
+    assert "## The average of the weights fails" in text
     assert not re.search("^# ?%%", made, re.M)
     assert "it.merge([a, b], x, data=train)" in code
     source = (DOCS.parent / "examples" / "merge_models.py").read_text(encoding="utf-8")

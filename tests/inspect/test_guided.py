@@ -170,7 +170,7 @@ def test_row_003_f26_later_calls_of_a_module_are_told_apart() -> None:
     torch.testing.assert_close(second.maps, guided_backprop(model, "head", 0, images).maps)
     assert len(second.guided) == 2
     assert (second.maps - guided_backprop(model, "relu@1", 3, images).maps).abs().max() > 0.1
-    with pytest.raises(InputError, match=r"called that module 2 times. Say which call is meant: relu@1, relu@2"):
+    with pytest.raises(InputError, match=r"called that module 2 times. Name one call: relu@1, relu@2"):
         guided_backprop(model, "relu", 3, images)
 
 

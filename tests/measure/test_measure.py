@@ -212,11 +212,11 @@ def _broken(change: Callable[[Result], Result]) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("parts", "law", "text"),
     [
-        ({"at_identity": 0.0}, "value at identity", "off by 1.0e\\+00"),
+        ({"at_identity": 0.0}, "value at identity", "the error is 1.0e\\+00"),
         ({"range": (0.99, 1.0)}, "range", "allowed is 1e-09"),
         ({"invariances": frozenset(CHANGES)}, "positive scales", "is declared invariant, and the value moves by"),
         ({"invariances": frozenset({"permutation", "signs", "orthogonal", "translation"})}, "isotropic scale", "only"),
-        (_broken(lambda r: replace(r, value=r.value + 1e-3)), "value at identity", "off by 1.0e-03"),
+        (_broken(lambda r: replace(r, value=r.value + 1e-3)), "value at identity", "the error is 1.0e-03"),
     ],
 )
 def test_a_false_declaration_is_found(parts: dict[str, object], law: str, text: str) -> None:

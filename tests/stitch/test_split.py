@@ -650,10 +650,10 @@ def test_invalid_stitch_points_are_refused() -> None:
     for at, words in {
         "": "'' is the output of the whole network",
         ":input": "':input' is the input of the whole network",
-        "c": "The layer 'c' was asked for, but the model has no module of that path",
-        "unused": "The layer 'unused' was asked for, but the forward did not call that module",
-        "a": "the forward called that module 2 times. Say which call is meant: a@1, a@2",
-        "a@3": "the forward called that module 2 times. Ask for call 2 or less",
+        "c": "Unknown layer 'c': the model has no module of that path",
+        "unused": "The layer 'unused' has no features: the forward did not call that module",
+        "a": "the forward called that module 2 times. Name one call: a@1, a@2",
+        "a@3": "the forward called that module 2 times. Name call 2 or less",
     }.items():
         with pytest.raises(InputError, match=words):
             SplitPair(model, model, at, call)

@@ -52,7 +52,7 @@ def test_every_law_holds(name: str) -> None:
     if sym.wires:
         assert set(report.laws) == set(LAWS), "a law was left out"
     assert report.max < 1e-11
-    assert all("folded" in why or "kept at ones" in why for why in report.skipped.values()), report.skipped
+    assert all("folded" in why or "fixed at ones" in why for why in report.skipped.values()), report.skipped
 
 
 def test_rotations_that_fix_the_ones() -> None:

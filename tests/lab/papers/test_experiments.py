@@ -232,7 +232,7 @@ def test_published_networks_that_are_not_there(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("INTERTWINE_DATA", str(tmp_path))
     with pytest.raises(InputError, match=r"network tiny10 of seed 3 is missing: .* Set INTERTWINE_DATA"):
         PublishedNetworks("tiny10").seed(3)
-    with pytest.raises(InputError, match=r"data folder .*elsewhere was given, but it does not exist"):
+    with pytest.raises(InputError, match=r"data folder .*elsewhere does not exist"):
         PublishedNetworks("tiny10", tmp_path / "elsewhere").seed(3)
     plan, some = read_plan(FIGURE, "gpu"), read_data(Data("digits"))
     found = trained(plan, some, tmp_path, CPU, lambda doing: None, tmp_path)

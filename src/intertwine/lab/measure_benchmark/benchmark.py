@@ -20,7 +20,7 @@ import numpy as np
 from scipy import stats
 
 from intertwine.errors import InputError, unknown_name
-from intertwine.lab.measure_benchmark.networks import DEPTH, BenchmarkNetworks, BenchmarkFeatures, benchmark_networks
+from intertwine.lab.measure_benchmark.networks import DEPTH, BenchmarkFeatures, BenchmarkNetworks, benchmark_networks
 from intertwine.measure.measure import Measure, PreparedRepresentation, find
 
 
