@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "alphas": (lambda: it.connectivity(net(), net(), DATA, alphas="a"), r"alphas are the weights.* found \['a'\]"),
     "bias": (lambda: it.fold(net(), X, bias="x"), "bias must be True .* or False, but is 'x'"),
     "beta": (lambda: it.complexity(net(), X, beta="a"), "beta must be above 0 and below 1, but is 'a'. It is a share"),
-    "max_ratio": (lambda: it.fold(net(), X, max_ratio="a"), "max_ratio must be above 0 and at most 1, or None, but is 'a'"),
+    "max_ratio": (lambda: it.fold(net(), X, max_ratio="a"), "max_ratio must be above 0 and at most 1, or None"),
     "base": (lambda: it.canonicalize(net(), X, base=-2), "The lexicographic order has no base, but base is -2"),
     "nodesort base": (lambda: it.canonicalize(net(), X, order="nodesort", base=NAN), "a base above 1, but base is nan"),
     "one network": (lambda: it.merge(net()), "needs a list of networks, but got one Sequential"),

@@ -177,7 +177,7 @@ def test_what_cannot_be_asked_for(folder: Path) -> None:
         benchmark_measure("rv", folder, networks=2)
     with pytest.raises(InputError, match="do not apply to a measure that is already built"):
         benchmark_measure(find("rv"), folder, side="x")
-    with pytest.raises(InputError, match="Unknown measure 'linear_ckaa'. Did you mean 'linear_cka'"):
+    with pytest.raises(InputError, match=r"Unknown measure 'linear_ckaa'. Did you mean 'linear_cka'"):
         benchmark_measure("linear_ckaa", folder)
 
 
