@@ -21,8 +21,7 @@ from intertwine.align.solver import permutations_of
 from intertwine.align.state import squared_distance, unmoved_part
 from intertwine.errors import InputError, MismatchError
 
-# ----------------------------------------------------------------------------------------------------
-# The objective of alignment against dense formulas, and what every solver promises about it.
+# -- The objective of alignment against dense formulas, and what every solver promises about it --
 
 
 METHODS = ("weights", "scale-aware")
@@ -273,8 +272,7 @@ def test_options_of_a_wrong_kind_are_refused_and_functions_are_not() -> None:
     assert solver.settings("sinkhorn", {"loss": loss}).loss is loss
 
 
-# ----------------------------------------------------------------------------------------------------
-# Alignment, where changed code went unnoticed: lengths of features, what nothing moves, defaults, pictures.
+# -- Alignment, where changed code went unnoticed --
 
 
 def test_lengths_and_inner_products_are_those_of_the_features_as_they_are() -> None:

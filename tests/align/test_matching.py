@@ -20,8 +20,7 @@ from intertwine.align.state import MatchingState, counted_weights
 from intertwine.symmetry.blocks import weights_of
 from intertwine.symmetry.symmetry import Symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# The inner products that weight matching keeps between visits: always those of the present weights.
+# -- The inner products that weight matching keeps between visits --
 
 
 KINDS = ["MLP with ReLU", "MLP with tanh", "residual with batch norm", "depthwise convolution", "attention"]
@@ -89,8 +88,7 @@ def test_old_products_are_not_reordered_into_new_ones(monkeypatch: pytest.Monkey
     check(pair)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Frank–Wolfe where units enter one weight twice: against SciPy's quadratic assignment, and on recurrent networks.
+# -- Frank–Wolfe where units enter one weight twice --
 
 
 KINDS_ALIGN_FRANK_WOLFE = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}

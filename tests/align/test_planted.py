@@ -17,8 +17,7 @@ from intertwine.align.state import without_denormals
 from intertwine.canonical.pairing import pair_units
 from intertwine.symmetry.blocks import weights_of
 
-# ----------------------------------------------------------------------------------------------------
-# Planted alignments: a network moved by an element of its symmetry is brought back, on every kind of network.
+# -- Planted alignments --
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -67,8 +66,7 @@ def test_through_noise(kind: str) -> None:
     assert distance(sym, model, found.model) < 5e-3
 
 
-# ----------------------------------------------------------------------------------------------------
-# Units that weight decay has shrunk to 1e-38, as every network trained with Adam and BatchNorm has some.
+# -- Units that weight decay has shrunk to 1e-38, as every network trained with Adam and BatchNorm has --
 
 
 EXAMPLE = torch.zeros(2, 3, 8, 8)
@@ -142,8 +140,7 @@ def test_traces_are_zeros_and_nothing_else_changes() -> None:
     assert without_denormals({"x": exact})["x"] is exact
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rows 004-L03 to L05: spawned networks are connected, permuted ones are one function, and matching finds the way.
+# -- Rows 004-L03 to L05 --
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -35,8 +35,7 @@ from intertwine.lab.zoo.networks.registry import architecture
 from intertwine.symmetry.blocks import weights_of
 from intertwine.symmetry.symmetry import Symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# Equivalence and fingerprints: found on the orbit, through noise too, and nowhere else.
+# -- Equivalence and fingerprints --
 
 
 @cache
@@ -317,8 +316,7 @@ def test_a_mask_may_be_infinite() -> None:
     assert it.equivalent(net, other, torch.zeros(1, 3)) is None
 
 
-# ----------------------------------------------------------------------------------------------------
-# Families: which of many networks are one up to a symmetry.
+# -- Families --
 
 
 TRAINED = PublishedNetworks("tiny10")

@@ -31,8 +31,7 @@ from intertwine.lab.measure_benchmark.networks import (
 )
 from intertwine.measure.measure import Measure, Result, degenerate, find
 
-# ----------------------------------------------------------------------------------------------------
-# benchmark_measure: a good measure scores far above chance, a bad one at chance, and nothing is hidden.
+# -- benchmark_measure --
 
 
 NETWORKS, EPOCHS = 4, 12
@@ -181,8 +180,7 @@ def test_what_cannot_be_asked_for(folder: Path) -> None:
         benchmark_measure("linear_ckaa", folder)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The scores of validity tests, against scipy, scikit-learn and hand-made cases.
+# -- The scores of validity tests, against scipy, scikit-learn and hand-made cases --
 
 
 def test_correlations_are_those_of_scipy_averaged_over_references() -> None:

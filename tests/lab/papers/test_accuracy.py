@@ -19,8 +19,7 @@ from intertwine.lab.papers.plan import read_plan
 from intertwine.lab.papers.work import groups, read_data
 from intertwine.lab.zoo.folder import load
 
-# ----------------------------------------------------------------------------------------------------
-# The kind "accuracy": table 3 and the zoos of paper 0, and accuracies counted by hand.
+# -- The kind "accuracy" --
 
 
 NAMES = ["godfrey-table3", "godfrey-zoo-myrtle", "godfrey-zoo-resnet20", "godfrey-zoo-resnet18"]
@@ -88,8 +87,7 @@ def test_a_plan_that_is_wrong_is_refused(tmp_path: Path, old: str, new: str, sai
         read_plan(tmp_path / "wrong.toml")
 
 
-# ----------------------------------------------------------------------------------------------------
-# The kind "activation": figure 17 of paper 0, against integrals of scipy.
+# -- The kind "activation" --
 
 
 NAME = "godfrey-fig17"
@@ -119,8 +117,7 @@ def test_the_values_are_those_of_scipy(tmp_path: Path) -> None:
     assert [claim.holds for claim in full.claims()] == [True]
 
 
-# ----------------------------------------------------------------------------------------------------
-# The corrections: every check tells the printed way from the corrected one, as the list of errors says it must.
+# -- The corrections --
 
 
 #: Check → the printed way and the corrected way lie within these.

@@ -50,8 +50,7 @@ from intertwine.lab.papers.plan import read_plan
 from intertwine.symmetry.element import Element
 from intertwine.symmetry.symmetry import Symmetry
 
-# ----------------------------------------------------------------------------------------------------
-# The kind `distances` on its tiny plan: 8×8 digits, 16 hidden nodes, five networks; and the result of a thousand.
+# -- The kind `distances` on its tiny plan --
 
 
 ROOT = Path(__file__).parents[3]
@@ -353,8 +352,7 @@ def test_sorting_twice_is_sorting_once() -> None:
     assert torch.equal(permuted(once, nodesort_order(once.w2, 1.1)).w1, once.w1)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The kind "ordering": figure 2 of the thesis, against Python's own sorting and signs counted by hand.
+# -- The kind "ordering" --
 
 
 NAME = "sorensen-fig2"
@@ -387,8 +385,7 @@ def test_a_point_has_three_coordinates(tmp_path: Path) -> None:
         read_plan(tmp_path / "flat.toml")
 
 
-# ----------------------------------------------------------------------------------------------------
-# The thesis on sorted averages on trained digits, row by row: distances, averages, ensembles; and swapped equals.
+# -- The thesis on sorted averages on trained digits, row by row --
 
 
 gelu = torch.nn.functional.gelu

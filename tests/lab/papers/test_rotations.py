@@ -23,8 +23,7 @@ from intertwine.lab.zoo.datasets.concepts import CATEGORIES, concept_images
 from intertwine.lab.zoo.folder import load
 from intertwine.lab.zoo.networks.registry import build
 
-# ----------------------------------------------------------------------------------------------------
-# The kind "rotation": figure 4 of paper 0, run in small, with a transform put in by hand.
+# -- The kind "rotation" --
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,8 +74,7 @@ def test_pairs_of_different_networks_are_refused(tmp_path: Path) -> None:
         read_plan(tmp_path / "wrong.toml")
 
 
-# ----------------------------------------------------------------------------------------------------
-# The kind `dissection` on its tiny plans: one network of each kind, one epoch; and the results that were measured.
+# -- The kind `dissection` on its tiny plans --
 
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"

@@ -21,8 +21,7 @@ from intertwine.lab.zoo.recipe import recipe
 from intertwine.stitch.families.names import find_family
 from intertwine.stitch.training import recipe_settings
 
-# ----------------------------------------------------------------------------------------------------
-# The plans of the stitching figures: each names what there is, gives every number it prints, and runs to its end.
+# -- The plans of the stitching figures --
 
 
 OF_PAPERS_0_AND_1 = [name for name in experiments.names() if name.startswith(("godfrey-", "csiszarik-"))]
@@ -320,8 +319,7 @@ def test_plans_that_are_refused(old: str, new: str, words: str, tmp_path: Path) 
         read_plan(file)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The stitching figures show the numbers of their rows: each form drawn from rows made by hand, and read off again.
+# -- The stitching figures show the numbers of their rows --
 
 
 Row_reproduce_stitching_figures = dict[str, Any]
