@@ -120,7 +120,7 @@ def transport(
         raise InputError(
             "An element needs its symmetry, which knows where it acts. Pass it too: transport(delta, g, sym)."
         )
-    found._check_element(element)
+    found.check_element(element)
     if found.geometry.diagonals:
         raise InputError(
             f"This symmetry first folds {found.geometry.diagonals[0]!r} into the layers that read it, so a change of "

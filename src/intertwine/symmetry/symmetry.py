@@ -213,7 +213,7 @@ class Symmetry:
 
     def act(self, g: Element, model: nn.Module) -> nn.Module:
         """A new model with other weights and the same function. The given model is not touched."""
-        self._check_element(g)
+        self.check_element(g)
         self.check_model(model)
         moved = self.folded(model) if self.geometry.diagonals else copy_module(model)
         with torch.no_grad():
@@ -242,7 +242,7 @@ class Symmetry:
 
     def act_on_state(self, g: Element, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Act on a state dict: gives a new dict, which shares the entries that no wire touches."""
-        self._check_element(g)
+        self.check_element(g)
         check_ties(names_in_state(state), self.layout_of, "the given state dict")
         layouts = {name: self.layout_of(name) for name in state}
         return {name: t if (layout := layouts[name]) is None else act(layout, t, g) for name, t in state.items()}
@@ -254,7 +254,7 @@ class Symmetry:
             g: an element. name: a module path, as printed by `model.named_modules()`; the module's output is meant.
             x: features at that module; the batch (and token or spatial) axes may have other sizes than in the example.
         """
-        self._check_element(g)
+        self.check_element(g)
         graph = self.geometry.graph
         if name not in graph.sites:
             near = [s for s in graph.sites if name.split(".")[0] in s][:8] or list(graph.sites)[:8]
@@ -268,10 +268,10 @@ class Symmetry:
                 "model never forms, so they do not move by themselves. Use the features before them, or after the norm "
                 "they belong to."
             )
-        return self._act_on_value(g, name, value, x)
+        return self.act_on_value(g, name, value, x)
 
-    def _act_on_value(self, g: Element, name: str, value: Value, x: Tensor) -> Tensor:
-        """Act on a tensor of the graph; a lazy view is moved as the tensor it looks at."""
+    def act_on_value(self, g: Element, name: str, value: Value, x: Tensor) -> Tensor:
+        """Move the tensor `x` of one value of the captured graph; a lazy view is moved as the tensor behind it."""
         layout = None if value.lazy else self.geometry.layout(value)
         pairs = [] if layout is None else list(zip(layout.axes, x.shape, strict=False))
         if layout is None:
@@ -291,13 +291,13 @@ class Symmetry:
         if isinstance(value.view, PermutedView):
             order = value.view.order
             back = x.permute(*(order.index(d) for d in range(x.ndim)))
-            return self._act_on_value(g, name, value.view.source, back).permute(*order)
+            return self.act_on_value(g, name, value.view.source, back).permute(*order)
         if isinstance(value.view, ConcatView):
             blocks = x.split([s.shape[value.view.dim] for s in value.view.sources], value.view.dim)
             pairs = zip(value.view.sources, blocks, strict=True)
-            return torch.cat([self._act_on_value(g, name, s, b) for s, b in pairs], value.view.dim)
+            return torch.cat([self.act_on_value(g, name, s, b) for s, b in pairs], value.view.dim)
         assert value.view is not None
-        return self._act_on_value(g, name, value.view.source, x.reshape(value.view.source.shape)).reshape(x.shape)
+        return self.act_on_value(g, name, value.view.source, x.reshape(value.view.source.shape)).reshape(x.shape)
 
     def act_on_optimizer(self, g: Element, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
         """The optimizer's state moved with the parameters: a state dict to load into an optimizer of the moved model.
@@ -305,7 +305,7 @@ class Symmetry:
         First moments move as gradients do, second moments as squared gradients. After a move by permutations and signs
         training goes on exactly as it would have; scales change what an adaptive optimizer does next.
         """
-        self._check_element(g)
+        self.check_element(g)
         self.check_model(model)
         parameters = dict(model.named_parameters())
         unfolded = [n for n in self.geometry.diagonals if not bool((parameters[n] == 1).all())]
@@ -361,7 +361,8 @@ class Symmetry:
 
     # -- checks and display ----------------------------------------------------------------------------------------
 
-    def _check_element(self, g: Element) -> None:
+    def check_element(self, g: Element) -> None:
+        """Refuse an element of another symmetry, and anything that is no element."""
         if not isinstance(g, Element):
             raise InputError(
                 f"g must be an Element, but is a {type(g).__name__}. Make one with sym.random(), sym.identity() or "

@@ -170,7 +170,7 @@ class Squares:
         value = self.held.get(name)
         if not isinstance(x, Tensor) or not x.is_floating_point() or value is None:
             return x
-        return self.symmetry._act_on_value(self.g, name, value, x)
+        return self.symmetry.act_on_value(self.g, name, value, x)
 
     def _has_move(self, call: Call, own: Any) -> bool:
         """Whether a result is a tensor with a τ: integers, tuples and the squares inside a norm have none."""
@@ -370,7 +370,7 @@ class _Shapes:
 
 def _exact(symmetry: Symmetry, g: Element, model: nn.Module) -> nn.Module:
     """A float64 copy of a model of this architecture, folded as the matrices of the symmetry need it."""
-    symmetry._check_element(g)
+    symmetry.check_element(g)
     symmetry.check_model(model)
     exact = copy_module(model).to(torch.float64)
     empty_caches(exact)
